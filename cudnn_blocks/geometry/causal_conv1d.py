@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of the depthwise causal conv1d decode update."""
+
+from __future__ import annotations
+
+from cudnn_blocks.errors import ContractError
+from cudnn_blocks.geometry.frozen import frozen
+
+
+@frozen
+class CausalConv1dGeometry:
+    """``D`` channels, filter width ``W`` and cached tokens ``L`` of a causal conv1d update."""
+
+    channels: int
+    """D, any positive number of channels."""
+    width: int = 4
+    """W, taps of the filter, the newest token included."""
+    state_len: int = 4
+    """L, tokens kept per slot and channel, the newest last; at least W - 1."""
+
+    def validate(self) -> None:
+        """Raises ContractError where a size lies outside the contract."""
+        for name in ("channels", "width", "state_len"):
+            if getattr(self, name) < 1:
+                raise ContractError(name, "a positive size", getattr(self, name))
+        if self.state_len < self.width - 1:
+            raise ContractError("state_len", f"at least width - 1 = {self.width - 1}", self.state_len)

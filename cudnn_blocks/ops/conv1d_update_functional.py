@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ops.causal_conv1d_update``: the functional form, cached plans behind it, and its torch.library op."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+
+from cudnn_blocks.errors import GradModeError, NotServedError
+from cudnn_blocks.geometry import CausalConv1dGeometry
+from cudnn_blocks.ops.conv1d_update import CausalConv1dUpdate
+from cudnn_blocks.plan_cache import PLANS
+from cudnn_blocks.stream import StreamLike, ambient_stream, as_torch_stream, resolve_stream
+from cudnn_blocks.target import Target
+from cudnn_blocks.tensor_spec import TensorSpec
+
+_OP_NAME = "causal_conv1d_update"
+_UNBOUNDED = 2**31 - 1
+
+
+def causal_conv1d_update(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    *,
+    cache_seqlens: torch.Tensor | None = None,
+    conv_state_indices: torch.Tensor | None = None,
+    current_stream: StreamLike | None = None,
+) -> torch.Tensor:
+    """One decode step of a depthwise causal convolution; updates ``conv_state`` in place.
+
+    The operands, rounding and errors are those of :class:`CausalConv1dUpdate`; bad slots trap. The
+    first call of a device, dtype, D, W, L, state layout, activation and set of optional operands
+    compiles; every batch size, number of slots and row pitch after that finds the plan.
+
+    Args:
+        x: ``[N, D]``, BF16 or FP16.
+        conv_state: ``[S, D, L]``, mutated.
+        weight: ``[D, W]``.
+        bias: ``[D]`` or None.
+        activation: None or ``"identity"``; ``"silu"`` or ``"swish"``.
+        cache_seqlens: reserved; has to be None.
+        conv_state_indices: int32 ``[N]`` or None; -1 is a padding row.
+        current_stream: stream to launch on; None for torch's current stream of x's device.
+
+    Returns:
+        ``[N, D]``, contiguous, new. Its memory is allocated on the stream of the launch and is safe to
+        use on torch's current stream once the two are synchronised.
+
+    Under ``torch.compile`` the op ``torch.ops.cudnn_blocks.causal_conv1d_update`` stands for the call,
+    with the mutation declared; eager calls bypass the dispatcher.
+    """
+    if cache_seqlens is not None:
+        raise NotServedError(_OP_NAME, "cache_seqlens", "cache_seqlens=None")
+    if type(x) is torch.Tensor and not torch.compiler.is_compiling():
+        return _run(x, conv_state, weight, bias, activation, conv_state_indices, current_stream)
+    TensorSpec.of("x", x)
+    if current_stream is not None:
+        raise NotServedError(
+            _OP_NAME, "current_stream under tracing", "current_stream=None, the ambient stream"
+        )
+    return torch.ops.cudnn_blocks.causal_conv1d_update(
+        x, conv_state, weight, bias, activation, conv_state_indices=conv_state_indices
+    )
+
+
+def _run(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    conv_state_indices: torch.Tensor | None,
+    current_stream: StreamLike | None,
+) -> torch.Tensor:
+    plan = _find_plan(x, conv_state, weight, bias, activation, conv_state_indices)
+    if current_stream is None or not x.is_cuda:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        plan.execute(x, conv_state, weight, out, bias, conv_state_indices)
+        return out
+    index = x.get_device()
+    handle = resolve_stream(current_stream, index)
+    with torch.cuda.stream(as_torch_stream(handle, index)):
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        plan.execute(x, conv_state, weight, out, bias, conv_state_indices, handle)
+    if handle != ambient_stream(index):
+        out.record_stream(torch.cuda.current_stream(index))
+    return out
+
+
+def _find_plan(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    conv_state_indices: torch.Tensor | None,
+) -> CausalConv1dUpdate:
+    """The plan that serves these operands at any batch size, number of slots and row pitch."""
+    try:
+        key: Hashable = (
+            CausalConv1dUpdate,
+            x.get_device(),
+            x.dtype,
+            x.shape[1:],
+            conv_state.shape[1:],
+            conv_state.stride()[1:],
+            weight.shape,
+            activation,
+            bias is None,
+            conv_state_indices is None,
+        )
+    except AttributeError:
+        for name, operand in (("x", x), ("conv_state", conv_state), ("weight", weight)):
+            TensorSpec.of(name, operand)
+        raise
+
+    def build() -> CausalConv1dUpdate:
+        plan = _build_unbounded(x, conv_state, weight, bias, activation, conv_state_indices)
+        plan.compile()
+        return plan
+
+    plan: CausalConv1dUpdate = PLANS.get(key, build)
+    return plan
+
+
+def _build_unbounded(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    conv_state_indices: torch.Tensor | None,
+) -> CausalConv1dUpdate:
+    device, dtype = x.device, x.dtype
+    channels = x.shape[1] if x.dim() > 1 else 1
+    width = weight.shape[1] if weight.dim() == 2 else 1
+    state_len = conv_state.shape[2] if conv_state.dim() == 3 else width
+
+    def spec(*shape: int, of: torch.dtype = dtype) -> TensorSpec:
+        return TensorSpec.contiguous(shape, of, device)
+
+    state = spec(_UNBOUNDED, channels, state_len)
+    if tuple(conv_state.stride()[1:]) == (1, channels):
+        stride = (channels * state_len, 1, channels)
+        state = TensorSpec(dtype, state.shape, stride, device)
+    return CausalConv1dUpdate(
+        spec(_UNBOUNDED, *x.shape[1:]),
+        state,
+        spec(channels, width),
+        spec(_UNBOUNDED, channels),
+        CausalConv1dGeometry(channels, width, state_len),
+        sample_bias=None if bias is None else spec(channels),
+        sample_conv_state_indices=(
+            None if conv_state_indices is None else spec(_UNBOUNDED, of=torch.int32)
+        ),
+        activation=activation,
+        target=Target.of_device(device),
+    )
+
+
+def _library_op(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    *,
+    conv_state_indices: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return _run(x, conv_state, weight, bias, activation, conv_state_indices, None)
+
+
+def _library_autograd(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    *,
+    conv_state_indices: torch.Tensor | None = None,
+) -> torch.Tensor:
+    named = {"x": x, "conv_state": conv_state, "weight": weight, "bias": bias}
+    if torch.is_grad_enabled():
+        for name, operand in named.items():
+            if operand is not None and operand.requires_grad:
+                raise GradModeError(f"{name}: requires grad; {_OP_NAME} has no autograd formula")
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.cudnn_blocks.causal_conv1d_update(
+            x, conv_state, weight, bias, activation, conv_state_indices=conv_state_indices
+        )
+
+
+def _library_fake(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,  # noqa: ARG001 - the op's signature
+    weight: torch.Tensor,  # noqa: ARG001
+    bias: torch.Tensor | None = None,  # noqa: ARG001
+    activation: str | None = None,  # noqa: ARG001
+    *,
+    conv_state_indices: torch.Tensor | None = None,  # noqa: ARG001
+) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+_LIBRARY = torch.library.Library("cudnn_blocks", "FRAGMENT")
+_LIBRARY.define(
+    f"{_OP_NAME}(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias=None, "
+    "str? activation=None, *, Tensor? conv_state_indices=None) -> Tensor"
+)
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl(_OP_NAME, _library_op, _key)
+_LIBRARY.impl(_OP_NAME, _library_autograd, "Autograd")
+torch.library.register_fake(f"cudnn_blocks::{_OP_NAME}", _library_fake, lib=_LIBRARY)
