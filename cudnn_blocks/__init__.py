@@ -30,36 +30,45 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "cudnn_blocks.api_base": ("APIBase",),
-    "cudnn_blocks.errors": (
-        "BadSlotError",
-        "CaptureError",
-        "ContractError",
-        "CudaUnavailableError",
-        "DriverError",
-        "GradModeError",
-        "LifecycleError",
-        "NotServedError",
-    ),
-    "cudnn_blocks.geometry": ("CausalConv1dGeometry",),
-    "cudnn_blocks.ops": ("CausalConv1dUpdate", "check_status"),
-    "cudnn_blocks.support": ("SupportReport",),
-    "cudnn_blocks.target": ("Target",),
-    "cudnn_blocks.tensor_spec": ("TensorSpec",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = [
+    "APIBase",
+    "BadSlotError",
+    "CaptureError",
+    "CausalConv1dGeometry",
+    "CausalConv1dUpdate",
+    "ContractError",
+    "CudaUnavailableError",
+    "DriverError",
+    "GradModeError",
+    "LifecycleError",
+    "NotServedError",
+    "SupportReport",
+    "Target",
+    "TensorSpec",
+    "__version__",
+    "check_status",
+    "ops",
+]
 
-__all__ = ["__version__", "ops", *sorted(_HOME)]  # noqa: PLE0604, RUF022 - one table of names
+# Where the names that do not come from the errors module live.
+_HOMES = {
+    "APIBase": "api_base",
+    "CausalConv1dGeometry": "geometry",
+    "CausalConv1dUpdate": "ops",
+    "SupportReport": "support",
+    "Target": "target",
+    "TensorSpec": "tensor_spec",
+    "check_status": "ops",
+}
 
 
 def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'cudnn_blocks' has no attribute {name!r}")
     if name == "ops":
         return importlib.import_module("cudnn_blocks.ops")
-    module = _HOME.get(name)
-    if module is None:
-        raise AttributeError(f"module 'cudnn_blocks' has no attribute {name!r}")
-    return getattr(importlib.import_module(module), name)
+    home = importlib.import_module(f"cudnn_blocks.{_HOMES.get(name, 'errors')}")
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -58,8 +58,8 @@ class _Probe:
 class APIBase(ABC):
     """An op or block: built from samples, probed, compiled once, executed many times.
 
-    Subclasses fill ``op_name``, ``_build_operands``, ``_build_stages`` and a public ``execute`` that
-    passes its tensors to ``_launch``; the verbs below are sealed.
+    Subclasses fill ``op_name``, ``_build_operands``, ``_build_stages`` and a public ``execute``
+    that passes its tensors to ``_launch``; the verbs below are sealed.
 
     Args:
         samples: name to sample; None for an optional operand that is not declared.
@@ -93,8 +93,8 @@ class APIBase(ABC):
             for name, sample in samples.items()
             if sample is not None
         }
-        if not isinstance(target, str | Target | None):
-            raise TypeError(f"target: expected str or Target, got {type(target).__name__}")
+        if target is not None:
+            require_type("target", target, str, Target)
         self._asked_target = target
         self._engines = dict(engines or {})
         self._lock = threading.RLock()
@@ -122,12 +122,13 @@ class APIBase(ABC):
         """True where a call has nothing to compute and launches nothing."""
         return 0 in extents.values()
 
-    def _is_plainly_good(self, operands: Tensors) -> bool:  # noqa: ARG002 - optional hook
+    def _is_plainly_good(self, operands: Tensors) -> bool:
         """True only if every check that the launcher itself does not make would pass.
 
-        The launcher checks dtypes, static extents, strides, alignment and device before it launches.
-        A single-launch op may answer True for the rest (presence, dynamic limits, overlap, emptiness)
-        and so skip the full check; when in doubt, or for several launches, False.
+        The launcher checks dtypes, static extents, strides, alignment and device before it
+        launches. A single-launch op may answer True for the rest (presence, dynamic limits,
+        overlap, emptiness) and so skip the full check; when in doubt, or for several launches,
+        False.
         """
         return False
 
@@ -143,7 +144,6 @@ class APIBase(ABC):
         """True, or raises a typed decline: ContractError, NotServedError, CudaUnavailableError."""
         with self._lock:
             if not self._supported:
-                self._stages = ()
                 self._plan()
                 for stage in self._stages:
                     stage.check()
@@ -156,15 +156,12 @@ class APIBase(ABC):
 
     @final
     def compile(self) -> None:
-        """Compiles every stage. Idempotent and thread-safe; nothing is left for the first launch."""
+        """Compiles every stage, idempotent and thread-safe; the first launch finds all ready."""
         with self._lock:
             if self._compiled:
                 return
             if is_capturing() and not self.target.is_cpu:
-                raise CaptureError(
-                    f"{self.op_name}: this plan is not compiled and a CUDA graph capture is running; "
-                    "call compile() (or the same functional call) once before the capture begins"
-                )
+                raise self._cold_in_capture()
             self.check_support()
             for stage in self._stages:
                 stage.compile()
@@ -197,6 +194,7 @@ class APIBase(ABC):
         return self.execute(*args, **kwargs)  # type: ignore[attr-defined]
 
     def _plan(self) -> None:
+        self._stages = ()
         self.geometry.validate()
         target = self.target
         self._device_index = self._sample_device_index()
@@ -260,7 +258,7 @@ class APIBase(ABC):
                 if self._is_plainly_good(operands) and not _needs_grad(operands):
                     self._launch_stages(operands, current_stream, self._device_index)
                     return
-            except Exception as error:  # noqa: BLE001 - the full check below says what it was
+            except Exception as error:
                 refused = error
         self._launch_checked(operands, current_stream, workspace, refused)
 
@@ -314,14 +312,26 @@ class APIBase(ABC):
 
     def _refuse_cold(self) -> None:
         if is_capturing():
-            raise CaptureError(
-                f"{self.op_name}: this plan is not compiled and a CUDA graph capture is running; "
-                "call compile() before the capture begins"
-            )
+            raise self._cold_in_capture()
         raise LifecycleError(f"{self.op_name}: execute() before compile(); call compile() first")
+
+    def _cold_in_capture(self) -> CaptureError:
+        return CaptureError(
+            f"{self.op_name}: this plan is not compiled and a CUDA graph capture is running; "
+            "call compile(), or the same functional call, once before the capture begins"
+        )
+
+
+def require_type(name: str, value: object, *types: type) -> None:
+    """Raises TypeError, naming the argument, unless ``value`` is of one of ``types``."""
+    if not isinstance(value, types):
+        wanted = " or ".join(kind.__name__ for kind in types)
+        raise TypeError(f"{name}: expected {wanted}, got {type(value).__name__}")
 
 
 def _needs_grad(operands: Tensors) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    return any(tensor is not None and tensor.requires_grad for tensor in operands)
+    if torch.is_grad_enabled():
+        for tensor in operands:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The typed errors. One class per situation; the message names the operand, what was expected and what came."""
+"""The typed errors, one class per situation; messages name operand, expected and got."""
 
 from __future__ import annotations
 

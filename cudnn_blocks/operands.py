@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operand table of an op: one statement of each tensor's contract, for samples and calls alike."""
+"""The operand table of an op: each tensor's contract stated once, for samples and calls alike."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Contiguous:
 
 @dataclass(frozen=True)
 class RowPitch:
-    """A matrix with strides ``(ld, 1)``: compact, or ``ld`` a larger multiple of ``multiple_of``."""
+    """A matrix with strides ``(ld, 1)``: compact, or ``ld`` a larger multiple of a number."""
 
     multiple_of: int
 
@@ -64,7 +64,9 @@ class RowPitch:
     def describe(self, shape: Sequence[int]) -> str:
         """The legal pitches."""
         columns = shape[1]
-        return f"strides ({columns}, 1) or (ld, 1) with ld > {columns}, ld % {self.multiple_of} == 0"
+        return (
+            f"strides ({columns}, 1) or (ld, 1) with ld > {columns}, ld % {self.multiple_of} == 0"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class StateLayout:
         """True for exactly these strides."""
         return _same_layout(shape, stride, self.stride)
 
-    def describe(self, shape: Sequence[int]) -> str:  # noqa: ARG002 - the rule's own strides
+    def describe(self, shape: Sequence[int]) -> str:
         """The strides."""
         return f"strides {self.stride}"
 
@@ -180,7 +182,7 @@ class OperandTable:
         return bound
 
     def canonical(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The same tensors with the strides of one-element axes made row-major, as kernels expect."""
+        """The same tensors, strides of one-element axes made row-major, as kernels expect."""
         return [None if tensor is None else _canonical_strides(tensor) for tensor in tensors]
 
     @staticmethod
@@ -228,7 +230,6 @@ def _canonical_strides(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     compact = row_major_stride(tensor.shape)
     stride = [
-        c if n == 1 else s
-        for n, s, c in zip(tensor.shape, tensor.stride(), compact, strict=True)
+        c if n == 1 else s for n, s, c in zip(tensor.shape, tensor.stride(), compact, strict=True)
     ]
     return tensor.as_strided(tensor.shape, stride)

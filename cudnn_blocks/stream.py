@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""resolve_stream: the one place where a caller's stream becomes the handle that kernels launch on."""
+"""resolve_stream: the one place where a caller's stream becomes the handle to launch on."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def resolve_stream(current_stream: StreamLike | None, device_index: int) -> int:
     """
     if current_stream is None:
         return ambient_stream(device_index)
-    if isinstance(current_stream, torch.Stream):
+    if isinstance(current_stream, torch.cuda.Stream):
         if current_stream.device_index != device_index:
             raise ContractError(
                 "current_stream",
                 f"a stream of cuda:{device_index}",
                 f"a stream of {current_stream.device}",
             )
-        return int(current_stream.cuda_stream)  # type: ignore[attr-defined]
+        return int(current_stream.cuda_stream)
     protocol = getattr(current_stream, "__cuda_stream__", None)
     if protocol is not None:
         return int((protocol() if callable(protocol) else protocol)[1])
     is_driver_stream = type(current_stream).__name__ in ("CUstream", "cudaStream_t")
     if is_driver_stream or (type(current_stream) is int and current_stream >= 0):
-        return int(current_stream)  # type: ignore[call-overload]
+        return int(current_stream)  # type: ignore[call-overload, no-any-return]
     raise TypeError(
         "current_stream: expected a torch.cuda.Stream, a CUDA driver stream or its integer handle, "
         f"got {type(current_stream).__name__}"

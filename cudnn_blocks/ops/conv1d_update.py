@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from cudnn_blocks.api_base import APIBase, Sample
+from cudnn_blocks.api_base import APIBase, Sample, require_type
 from cudnn_blocks.errors import BadSlotError, ContractError, NotServedError
 from cudnn_blocks.geometry import CausalConv1dGeometry
 from cudnn_blocks.operands import Contiguous, Extents, Operand, OperandTable, RowPitch, StateLayout
@@ -40,8 +40,8 @@ class CausalConv1dUpdate(APIBase):
 
     Rounding: products and sums in FP32, taps in ascending order, then the bias; SiLU is
     ``v / (1 + exp(-v))`` in FP32; one rounding to the dtype of ``out``. States move bitwise, NaN
-    payloads included. SiLU is finite for every finite accumulator; ``+inf`` gives ``+inf``, ``-inf``
-    and NaN give NaN, as the formula does.
+    payloads included. SiLU is finite for every finite accumulator; ``+inf`` gives ``+inf``,
+    ``-inf`` and NaN give NaN, as the formula does.
 
     Args:
         sample_x: ``[N, D]`` BF16 or FP16, strides ``(D, 1)``, or ``(ld, 1)`` with ``ld > D`` and
@@ -54,15 +54,15 @@ class CausalConv1dUpdate(APIBase):
         sample_out: ``[N, D]``, dtype of x, contiguous, 16-byte aligned.
         geometry: channels D, width W and state length L.
         sample_bias: ``[D]``, dtype of x, contiguous, 16-byte aligned, or None.
-        sample_conv_state_indices: int32 ``[N]``, contiguous, 4-byte aligned, or None. -1 is a padding
-            row: its output is zero and no state is touched. Other slots have to be unique and in
-            range; N may exceed S then.
+        sample_conv_state_indices: int32 ``[N]``, contiguous, 4-byte aligned, or None. -1 is a
+            padding row: its output is zero and no state is touched. Other slots have to be unique
+            and in range; N may exceed S then.
         activation: None or ``"identity"``; ``"silu"`` or ``"swish"``.
         on_bad_index: what a slot below -1, out of range or used twice does. ``"trap"``: the kernel
             traps, a sticky asynchronous CUDA error; the update is not transactional. On the CPU
-            BadSlotError is raised and nothing is written. ``"report"``: every bad row, and every row
-            of a group that shares a slot, is skipped, its output zeroed and its fault written to
-            ``status``.
+            BadSlotError is raised and nothing is written. ``"report"``: every bad row, and every
+            row of a group that shares a slot, is skipped, its output zeroed and its fault written
+            to ``status``.
         target: architecture name or Target; None for the device of the samples.
         engines: stage name to engine name, pins.
 
@@ -79,12 +79,13 @@ class CausalConv1dUpdate(APIBase):
     Mutates: conv_state, out, status.
 
     Raises:
-        ContractError: a tensor breaks the contract above, or written memory overlaps another operand.
-        NotServedError: 3-D x, a width or state length without a row; the message lists what is served.
+        ContractError: a tensor breaks the contract, or written memory overlaps another operand.
+        NotServedError: 3-D x, a width or state length without a row; the message lists the rows.
         GradModeError: an operand requires grad while grad mode is on.
 
     Example:
-        >>> plan = CausalConv1dUpdate(x, conv_state, weight, out, CausalConv1dGeometry(channels=8192))
+        >>> geometry = CausalConv1dGeometry(channels=8192)
+        >>> plan = CausalConv1dUpdate(x, conv_state, weight, out, geometry)
         >>> plan.compile()
         >>> plan.execute(x, conv_state, weight, out)
 
@@ -109,9 +110,7 @@ class CausalConv1dUpdate(APIBase):
         target: str | Target | None = None,
         engines: Mapping[str, str] | None = None,
     ) -> None:
-        if not isinstance(geometry, CausalConv1dGeometry):
-            got = type(geometry).__name__
-            raise TypeError(f"geometry: expected CausalConv1dGeometry, got {got}")
+        require_type("geometry", geometry, CausalConv1dGeometry)
         samples = {
             "x": sample_x,
             "conv_state": sample_conv_state,
@@ -142,9 +141,7 @@ class CausalConv1dUpdate(APIBase):
         status: torch.Tensor | None = None,
     ) -> None:
         """One decode step; see the class for every operand."""
-        self._launch(
-            (x, conv_state, weight, out, bias, conv_state_indices, status), current_stream
-        )
+        self._launch((x, conv_state, weight, out, bias, conv_state_indices, status), current_stream)
 
     def _build_operands(self) -> OperandTable:
         _require_one_of("activation", self._activation, tuple(_ACTIVATIONS))
@@ -276,11 +273,10 @@ def check_status(status: torch.Tensor) -> None:
     """Synchronises and raises BadSlotError, naming rows and slots, if ``status`` holds a fault.
 
     Args:
-        status: int32 ``[N, 2]`` that ``execute`` of a plan with ``on_bad_index="report"`` was given.
-            It is left as it is: zero it before it is used again.
+        status: int32 ``[N, 2]`` that ``execute`` of a plan with ``on_bad_index="report"`` was
+            given. It is left as it is: zero it before it is used again.
     """
-    if not isinstance(status, torch.Tensor):
-        raise TypeError(f"status: expected a torch.Tensor, got {type(status).__name__}")
+    require_type("status", status, torch.Tensor)
     if status.dtype != torch.int32 or status.dim() != 2 or status.shape[1] != 2:
         got = f"{status.dtype} {list(status.shape)}"
         raise ContractError("status", "int32 [N, 2]", got)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ops.causal_conv1d_update``: the functional form, cached plans behind it, and its torch.library op."""
+"""``ops.causal_conv1d_update``: cached plans behind a function, and its torch.library entry."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 import torch
 
+from cudnn_blocks.api_base import require_type
 from cudnn_blocks.errors import GradModeError, NotServedError
 from cudnn_blocks.geometry import CausalConv1dGeometry
 from cudnn_blocks.ops.conv1d_update import CausalConv1dUpdate
@@ -47,24 +48,36 @@ def causal_conv1d_update(
         current_stream: stream to launch on; None for torch's current stream of x's device.
 
     Returns:
-        ``[N, D]``, contiguous, new. Its memory is allocated on the stream of the launch and is safe to
-        use on torch's current stream once the two are synchronised.
+        ``[N, D]``, contiguous, new. Its memory is allocated on the stream of the launch and is safe
+        to use on torch's current stream once the two are synchronised.
 
-    Under ``torch.compile`` the op ``torch.ops.cudnn_blocks.causal_conv1d_update`` stands for the call,
-    with the mutation declared; eager calls bypass the dispatcher.
+    Under ``torch.compile`` the op ``torch.ops.cudnn_blocks.causal_conv1d_update`` stands for the
+    call, with the mutation declared; eager calls bypass the dispatcher.
     """
     if cache_seqlens is not None:
         raise NotServedError(_OP_NAME, "cache_seqlens", "cache_seqlens=None")
     if type(x) is torch.Tensor and not torch.compiler.is_compiling():
         return _run(x, conv_state, weight, bias, activation, conv_state_indices, current_stream)
-    TensorSpec.of("x", x)
+    require_type("x", x, torch.Tensor)
     if current_stream is not None:
         raise NotServedError(
             _OP_NAME, "current_stream under tracing", "current_stream=None, the ambient stream"
         )
-    return torch.ops.cudnn_blocks.causal_conv1d_update(
+    return _dispatch(x, conv_state, weight, bias, activation, conv_state_indices)
+
+
+def _dispatch(
+    x: torch.Tensor,
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    conv_state_indices: torch.Tensor | None,
+) -> torch.Tensor:
+    out: torch.Tensor = torch.ops.cudnn_blocks.causal_conv1d_update(
         x, conv_state, weight, bias, activation, conv_state_indices=conv_state_indices
     )
+    return out
 
 
 def _run(
@@ -115,7 +128,7 @@ def _find_plan(
         )
     except AttributeError:
         for name, operand in (("x", x), ("conv_state", conv_state), ("weight", weight)):
-            TensorSpec.of(name, operand)
+            require_type(name, operand, torch.Tensor)
         raise
 
     def build() -> CausalConv1dUpdate:
@@ -189,19 +202,17 @@ def _library_autograd(
             if operand is not None and operand.requires_grad:
                 raise GradModeError(f"{name}: requires grad; {_OP_NAME} has no autograd formula")
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.cudnn_blocks.causal_conv1d_update(
-            x, conv_state, weight, bias, activation, conv_state_indices=conv_state_indices
-        )
+        return _dispatch(x, conv_state, weight, bias, activation, conv_state_indices)
 
 
 def _library_fake(
     x: torch.Tensor,
-    conv_state: torch.Tensor,  # noqa: ARG001 - the op's signature
-    weight: torch.Tensor,  # noqa: ARG001
-    bias: torch.Tensor | None = None,  # noqa: ARG001
-    activation: str | None = None,  # noqa: ARG001
+    conv_state: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
     *,
-    conv_state_indices: torch.Tensor | None = None,  # noqa: ARG001
+    conv_state_indices: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return x.new_empty(x.shape)
 

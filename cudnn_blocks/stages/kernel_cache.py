@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from cudnn_blocks.errors import DriverError
 from cudnn_blocks.target import Target
@@ -18,8 +19,8 @@ COMPILE_LOCK = threading.Lock()
 class CompiledKernel:
     """A kernel and its host launcher.
 
-    ``call`` takes the operands in kernel order and the stream handle; it is None when the kernel was
-    compiled for another architecture than the GPU at hand. ``cubin`` is kept on request only.
+    ``call`` takes the operands in kernel order and the stream handle; it is None when the kernel
+    was compiled for another architecture than the GPU at hand. ``cubin`` is kept on request only.
     """
 
     call: Callable[..., object] | None
@@ -98,7 +99,13 @@ def compile_kernel(
     return CompiledKernel(_raw_callable(compiled), compiled.__cubin__ if keep_cubin else None)
 
 
-def _raw_callable(compiled: object) -> Callable[..., object] | None:
-    """The TVM-FFI function itself: a call through it skips the Python keyword wrapper."""
+def _raw_callable(compiled: Any) -> Callable[..., object] | None:
+    """The TVM-FFI call without the DSL's Python wrappers around it; None without a handle."""
+    import tvm_ffi
+
     unwrap = getattr(compiled, "__tvm_ffi_object__", None)
-    return unwrap() if callable(unwrap) else compiled  # type: ignore[return-value]
+    function = unwrap() if callable(unwrap) else compiled
+    if function is None or function.__chandle__() == 0:
+        return None
+    call: Callable[..., object] = tvm_ffi.Function.__call__.__get__(function)
+    return call

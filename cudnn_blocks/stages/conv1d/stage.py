@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -82,10 +83,12 @@ class CausalConv1dUpdateStage(Stage):
             self._call = self.compiled_kernel().call
 
     def compiled_kernel(self, *, keep_cubin: bool = False) -> CompiledKernel:
-        """The kernel of this specialisation, from the process's cache unless the cubin is asked for."""
+        """The kernel of this specialisation; compiled afresh where the cubin is asked for."""
         from cudnn_blocks.stages.conv1d import portable
 
-        config = self._config()
+        config = portable.CausalConv1dUpdateConfig.from_geometry(
+            self.geometry, self.target, **dataclasses.asdict(self.modes)
+        )
 
         def build() -> CompiledKernel:
             return compile_kernel(
@@ -121,18 +124,3 @@ class CausalConv1dUpdateStage(Stage):
         if self.engine == REFERENCE:
             parts.append("allocates")
         return ", ".join(parts)
-
-    def _config(self) -> object:
-        from cudnn_blocks.stages.conv1d.portable import CausalConv1dUpdateConfig
-
-        modes = self.modes
-        return CausalConv1dUpdateConfig.from_geometry(
-            self.geometry,
-            self.target,
-            dtype=modes.dtype,
-            state_layout=modes.state_layout,
-            activation=modes.activation,
-            has_bias=modes.has_bias,
-            has_indices=modes.has_indices,
-            bad_index=modes.bad_index,
-        )
