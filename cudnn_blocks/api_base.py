@@ -122,6 +122,12 @@ class APIBase(ABC):
         """True where a call has nothing to compute and launches nothing."""
         return 0 in extents.values()
 
+    def _stage_operands(
+        self, operands: Tensors, workspace: torch.Tensor | None
+    ) -> Sequence[Tensors]:
+        """The tensors of each stage, workspace views among them; by default the op's own."""
+        return [operands] * len(self._stages)
+
     def _is_plainly_good(self, operands: Tensors) -> bool:
         """True only if every check that the launcher itself does not make would pass.
 
@@ -256,7 +262,12 @@ class APIBase(ABC):
         if self._device_index is not None:
             try:
                 if self._is_plainly_good(operands) and not _needs_grad(operands):
-                    self._launch_stages(operands, current_stream, self._device_index)
+                    stream = (
+                        ambient_stream(self._device_index)
+                        if current_stream is None
+                        else resolve_stream(current_stream, self._device_index)
+                    )
+                    self._stages[0].launch(operands, stream)
                     return
             except Exception as error:
                 refused = error
@@ -275,26 +286,18 @@ class APIBase(ABC):
         self._layout.check(workspace, device)
         if self._is_empty(extents):
             return
+        stage_operands = self._stage_operands(self._operands.canonical(operands), workspace)
         if self.target.is_cpu:
-            for stage in self._stages:
-                stage.run_reference(operands)
+            for stage, own in zip(self._stages, stage_operands, strict=True):
+                stage.run_reference(own)
             return
         assert device.index is not None
-        resolve_stream(current_stream, device.index)
+        stream = resolve_stream(current_stream, device.index)
         try:
-            self._launch_stages(self._operands.canonical(operands), current_stream, device.index)
+            for stage, own in zip(self._stages, stage_operands, strict=True):
+                stage.launch(own, stream)
         except Exception as error:
             raise DriverError(f"{self.op_name}: the launch failed: {error}") from (refused or error)
-
-    def _launch_stages(
-        self, operands: Tensors, current_stream: StreamLike | None, device_index: int
-    ) -> None:
-        if current_stream is None:
-            stream = ambient_stream(device_index)
-        else:
-            stream = resolve_stream(current_stream, device_index)
-        for stage in self._stages:
-            stage.launch(operands, stream)
 
     def _call_device(self, operands: Tensors) -> torch.device:
         if self._device_index is not None:

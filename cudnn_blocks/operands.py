@@ -85,16 +85,47 @@ class StateLayout:
 
 
 @dataclass(frozen=True)
+class AnyStrides:
+    """Every layout; for operands that are only read."""
+
+    def accepts(self, shape: Sequence[int], stride: Sequence[int]) -> bool:
+        """True."""
+        return True
+
+    def describe(self, shape: Sequence[int]) -> str:
+        """What is expected."""
+        return "any strides"
+
+
+@dataclass(frozen=True)
+class Dim:
+    """An extent derived from a dynamic one: ``min(at_most, extent of symbol + plus)``."""
+
+    symbol: str
+    plus: int = 0
+    at_most: int | None = None
+
+    def resolve(self, bound: Extents) -> int:
+        """The extent, once the symbol is bound."""
+        extent = bound[self.symbol] + self.plus
+        return extent if self.at_most is None else min(extent, self.at_most)
+
+    def __str__(self) -> str:
+        text = f"{self.symbol}{self.plus:+d}" if self.plus else self.symbol
+        return text if self.at_most is None else f"min({self.at_most}, {text})"
+
+
+@dataclass(frozen=True)
 class Operand:
     """One tensor argument of ``execute``.
 
-    ``shape`` holds an int for a fixed extent and a symbol such as ``"N"`` for a dynamic one; equal
-    symbols are equal extents.
+    ``shape`` holds an int for a fixed extent, a symbol such as ``"N"`` for a dynamic one, and a Dim
+    for one derived from a symbol of an earlier operand; equal symbols are equal extents.
     """
 
     name: str
     dtype: torch.dtype
-    shape: tuple[int | str, ...]
+    shape: tuple[int | str | Dim, ...]
     strides: StrideRule
     alignment_bytes: int = 16
     is_mutated: bool = False
@@ -109,7 +140,7 @@ class Operand:
         if len(spec.shape) != len(self.shape):
             raise ContractError(self.name, f"shape {self._shape(bound)}", list(spec.shape))
         for axis, (extent, wanted) in enumerate(zip(spec.shape, self.shape, strict=True)):
-            expected = bound.setdefault(wanted, extent) if isinstance(wanted, str) else wanted
+            expected = _expected_extent(wanted, extent, bound)
             if extent != expected:
                 raise ContractError(
                     self.name,
@@ -127,11 +158,7 @@ class Operand:
             )
 
     def _shape(self, bound: Extents) -> str:
-        parts = (
-            f"{part} = {bound[part]}" if isinstance(part, str) and part in bound else str(part)
-            for part in self.shape
-        )
-        return f"[{', '.join(parts)}]"
+        return f"[{', '.join(_spell_extent(part, bound) for part in self.shape)}]"
 
 
 @dataclass(frozen=True)
@@ -216,6 +243,22 @@ class OperandTable:
             if (a.is_mutated or b.is_mutated) and a_low < b_high and b_low < a_high:
                 return (a.name, b.name) if a.is_mutated else (b.name, a.name)
         return None
+
+
+def _expected_extent(wanted: int | str | Dim, extent: int, bound: Extents) -> int:
+    """The extent asked for; binds a symbol met for the first time to the one that came."""
+    if isinstance(wanted, str):
+        return bound.setdefault(wanted, extent)
+    return wanted.resolve(bound) if isinstance(wanted, Dim) else wanted
+
+
+def _spell_extent(part: int | str | Dim, bound: Extents) -> str:
+    if isinstance(part, int):
+        return str(part)
+    symbol = part.symbol if isinstance(part, Dim) else part
+    if symbol not in bound:
+        return str(part)
+    return f"{part} = {part.resolve(bound) if isinstance(part, Dim) else bound[part]}"
 
 
 def byte_span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -24,4 +24,6 @@ class CausalConv1dGeometry:
             if getattr(self, name) < 1:
                 raise ContractError(name, "a positive size", getattr(self, name))
         if self.state_len < self.width - 1:
-            raise ContractError("state_len", f"at least width - 1 = {self.width - 1}", self.state_len)
+            raise ContractError(
+                "state_len", f"at least width - 1 = {self.width - 1}", self.state_len
+            )

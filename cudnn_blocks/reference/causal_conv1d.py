@@ -59,7 +59,7 @@ def causal_conv1d_update(
 
 
 def find_faults(indices: torch.Tensor, num_slots: int) -> torch.Tensor:
-    """Fault code of each row, 0 where the slot is usable or padding; every row of a group counts."""
+    """Fault code of each row, 0 for a usable or padding slot; every row of a group counts."""
     below = indices < PADDING_SLOT
     beyond = indices >= num_slots
     _, group, sizes = torch.unique(indices, return_inverse=True, return_counts=True)
