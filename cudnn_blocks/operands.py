@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from cudnn_blocks.errors import ContractError, GradModeError
 from cudnn_blocks.tensor_spec import TensorSpec, row_major_stride
 
 Extents = dict[str, int]
+Shape = tuple[int | str, ...]
 
 
 class StrideRule(Protocol):
@@ -98,34 +99,16 @@ class AnyStrides:
 
 
 @dataclass(frozen=True)
-class Dim:
-    """An extent derived from a dynamic one: ``min(at_most, extent of symbol + plus)``."""
-
-    symbol: str
-    plus: int = 0
-    at_most: int | None = None
-
-    def resolve(self, bound: Extents) -> int:
-        """The extent, once the symbol is bound."""
-        extent = bound[self.symbol] + self.plus
-        return extent if self.at_most is None else min(extent, self.at_most)
-
-    def __str__(self) -> str:
-        text = f"{self.symbol}{self.plus:+d}" if self.plus else self.symbol
-        return text if self.at_most is None else f"min({self.at_most}, {text})"
-
-
-@dataclass(frozen=True)
 class Operand:
     """One tensor argument of ``execute``.
 
-    ``shape`` holds an int for a fixed extent, a symbol such as ``"N"`` for a dynamic one, and a Dim
-    for one derived from a symbol of an earlier operand; equal symbols are equal extents.
+    ``shape`` holds an int for a fixed extent and a symbol such as ``"N"`` for a dynamic one; equal
+    symbols are equal extents. None where the table derives the shape from the first operand's.
     """
 
     name: str
     dtype: torch.dtype
-    shape: tuple[int | str | Dim, ...]
+    shape: Shape | None
     strides: StrideRule
     alignment_bytes: int = 16
     is_mutated: bool = False
@@ -133,18 +116,25 @@ class Operand:
     has_sample: bool = True
     """False for an operand that a knob declares rather than a sample."""
 
-    def check(self, spec: TensorSpec, bound: Extents) -> None:
-        """Raises ContractError where ``spec`` breaks the contract; binds dynamic extents."""
+    def check(self, spec: TensorSpec, bound: Extents, derived: Sequence[int] | None = None) -> None:
+        """Raises ContractError where ``spec`` breaks the contract; binds dynamic extents.
+
+        Args:
+            spec: the tensor at hand.
+            bound: extents of the symbols met so far.
+            derived: the shape to have where ``self.shape`` is None.
+        """
+        shape = self.shape or tuple(derived or ())
         if spec.dtype != self.dtype:
             raise ContractError(self.name, f"dtype {self.dtype}", spec.dtype)
-        if len(spec.shape) != len(self.shape):
-            raise ContractError(self.name, f"shape {self._shape(bound)}", list(spec.shape))
-        for axis, (extent, wanted) in enumerate(zip(spec.shape, self.shape, strict=True)):
-            expected = _expected_extent(wanted, extent, bound)
+        if len(spec.shape) != len(shape):
+            raise ContractError(self.name, _spell_shape(shape, bound), list(spec.shape))
+        for axis, (extent, wanted) in enumerate(zip(spec.shape, shape, strict=True)):
+            expected = bound.setdefault(wanted, extent) if isinstance(wanted, str) else wanted
             if extent != expected:
                 raise ContractError(
                     self.name,
-                    f"shape {self._shape(bound)}",
+                    _spell_shape(shape, bound),
                     f"{list(spec.shape)} (axis {axis} is {extent}, not {expected})",
                 )
         if not self.strides.accepts(spec.shape, spec.stride):
@@ -157,23 +147,25 @@ class Operand:
                 f"an address aligned to {known} bytes",
             )
 
-    def _shape(self, bound: Extents) -> str:
-        return f"[{', '.join(_spell_extent(part, bound) for part in self.shape)}]"
-
 
 @dataclass(frozen=True)
 class OperandTable:
-    """Every operand of ``execute``, in its positional order."""
+    """Every operand of ``execute``, in its positional order.
+
+    ``derive`` turns the shape of the first operand into the shapes of those whose own is None, by
+    name, and raises ContractError for a first shape outside the contract.
+    """
 
     operands: tuple[Operand, ...]
+    derive: Callable[[Sequence[int]], Mapping[str, Sequence[int]]] | None = None
 
     def check_samples(self, specs: Mapping[str, TensorSpec]) -> Extents:
         """Checks the constructor's samples; returns the largest extent of each dynamic axis."""
-        bound: Extents = {}
-        for operand in self.operands:
-            if operand.is_declared and operand.has_sample:
-                operand.check(specs[operand.name], bound)
-        return bound
+        return self._check_specs(
+            (operand, specs[operand.name])
+            for operand in self.operands
+            if operand.is_declared and operand.has_sample
+        )
 
     def check_call(
         self, tensors: Sequence[torch.Tensor | None], limits: Extents, device: torch.device
@@ -188,15 +180,16 @@ class OperandTable:
         Returns:
             The extents of this call's dynamic axes.
         """
-        bound: Extents = {}
-        for operand, tensor in zip(self.operands, tensors, strict=True):
-            self._check_presence(operand, tensor)
-            if tensor is None:
-                continue
-            spec = TensorSpec.of(operand.name, tensor)
+        given = [
+            (operand, TensorSpec.of(operand.name, tensor))
+            for operand, tensor in zip(self.operands, tensors, strict=True)
+            if _is_given(operand, tensor)
+        ]
+        for operand, spec in given:
             if spec.device != device:
                 raise ContractError(operand.name, f"a tensor on {device}", spec.device)
-            operand.check(spec, bound)
+        bound = self._check_specs(given)
+        for operand, spec in given:
             if spec.requires_grad and torch.is_grad_enabled():
                 raise GradModeError(
                     f"{operand.name}: requires grad while grad mode is on; this op has no autograd "
@@ -212,12 +205,14 @@ class OperandTable:
         """The same tensors, strides of one-element axes made row-major, as kernels expect."""
         return [None if tensor is None else _canonical_strides(tensor) for tensor in tensors]
 
-    @staticmethod
-    def _check_presence(operand: Operand, tensor: object) -> None:
-        if operand.is_declared and tensor is None:
-            raise ContractError(operand.name, "a tensor, as declared at construction", None)
-        if not operand.is_declared and tensor is not None:
-            raise ContractError(operand.name, "None, since it was not declared", "a tensor")
+    def _check_specs(self, given: Iterable[tuple[Operand, TensorSpec]]) -> Extents:
+        bound: Extents = {}
+        derived: Mapping[str, Sequence[int]] = {}
+        for operand, spec in given:
+            operand.check(spec, bound, derived.get(operand.name))
+            if operand is self.operands[0] and self.derive is not None:
+                derived = self.derive(spec.shape)
+        return bound
 
     def is_disjoint(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """True where no written operand shares bytes with another operand."""
@@ -232,6 +227,24 @@ class OperandTable:
                 "overlapping byte ranges",
             )
 
+    def check_workspace(
+        self, workspace: torch.Tensor | None, tensors: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Raises ContractError where the workspace shares bytes with an operand."""
+        if workspace is None or not workspace.numel():
+            return
+        low, high = byte_span(workspace)
+        for operand, tensor in zip(self.operands, tensors, strict=True):
+            if tensor is None or not tensor.numel():
+                continue
+            operand_low, operand_high = byte_span(tensor)
+            if low < operand_high and operand_low < high:
+                raise ContractError(
+                    "workspace",
+                    f"memory of its own, apart from {operand.name}",
+                    "overlapping byte ranges",
+                )
+
     def _find_overlap(self, tensors: Sequence[torch.Tensor | None]) -> tuple[str, str] | None:
         """Names of a written operand and of one that it overlaps."""
         spans = [
@@ -245,20 +258,18 @@ class OperandTable:
         return None
 
 
-def _expected_extent(wanted: int | str | Dim, extent: int, bound: Extents) -> int:
-    """The extent asked for; binds a symbol met for the first time to the one that came."""
-    if isinstance(wanted, str):
-        return bound.setdefault(wanted, extent)
-    return wanted.resolve(bound) if isinstance(wanted, Dim) else wanted
+def _is_given(operand: Operand, tensor: object) -> bool:
+    """True for a tensor to check; ContractError where presence and declaration disagree."""
+    if operand.is_declared and tensor is None:
+        raise ContractError(operand.name, "a tensor, as declared at construction", None)
+    if not operand.is_declared and tensor is not None:
+        raise ContractError(operand.name, "None, since it was not declared", "a tensor")
+    return tensor is not None
 
 
-def _spell_extent(part: int | str | Dim, bound: Extents) -> str:
-    if isinstance(part, int):
-        return str(part)
-    symbol = part.symbol if isinstance(part, Dim) else part
-    if symbol not in bound:
-        return str(part)
-    return f"{part} = {part.resolve(bound) if isinstance(part, Dim) else bound[part]}"
+def _spell_shape(shape: Shape, bound: Extents) -> str:
+    parts = (f"{part} = {bound[part]}" if part in bound else str(part) for part in shape)
+    return f"shape [{', '.join(parts)}]"
 
 
 def byte_span(tensor: torch.Tensor) -> tuple[int, int]:
