@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device time of CUDA graphs: arms interleaved by round, the L2 flushed before each measurement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.harness.statistics import rotations
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks.harness.arm import Launch
+
+TARGET_US = 20_000.0
+"""Device time one measurement aims at."""
+MAX_REPLAYS = 400
+
+
+@dataclass(frozen=True)
+class CapturedArm:
+    """One graph that launches an arm once on each buffer set."""
+
+    graph: torch.cuda.CUDAGraph
+    count: int
+    """Launches in the graph."""
+
+
+def capture(launches: Sequence[Launch]) -> CapturedArm:
+    """Captures one launch per buffer set; outputs that an arm allocates stay distinct."""
+    launches[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = [launch() for launch in launches]
+    del outputs
+    graph.replay()
+    torch.cuda.synchronize()
+    return CapturedArm(graph, len(launches))
+
+
+class GraphTimer:
+    """Times captured arms against each other on the current device.
+
+    Args:
+        l2_bytes: the device's L2; four times as much is overwritten before each measurement.
+    """
+
+    def __init__(self, l2_bytes: int) -> None:
+        self._flush = torch.empty(4 * l2_bytes, dtype=torch.uint8, device="cuda")
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+
+    def measure_us(self, arm: CapturedArm, replays: int) -> float:
+        """Microseconds per launch over back-to-back replays of the graph."""
+        self._flush.zero_()
+        self._start.record()
+        for _ in range(replays):
+            arm.graph.replay()
+        self._end.record()
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) * 1e3 / (replays * arm.count)
+
+    def pilot_us(self, arm: CapturedArm) -> float:
+        """A first estimate: the faster of two short measurements."""
+        return min(self.measure_us(arm, 2) for _ in range(2))
+
+    def interleaved_us(
+        self, arms: Mapping[str, CapturedArm], pilots_us: Mapping[str, float], rounds: int
+    ) -> dict[str, list[float]]:
+        """Every arm once a round, the order rotating; one list of rounds per arm."""
+        replays = {key: replays_for(pilots_us[key] * arm.count) for key, arm in arms.items()}
+        times: dict[str, list[float]] = {key: [] for key in arms}
+        for order in rotations(list(arms), rounds):
+            for key in order:
+                times[key].append(self.measure_us(arms[key], replays[key]))
+        return times
+
+
+def replays_for(graph_us: float) -> int:
+    """Replays that make a measurement about 20 ms long."""
+    return max(1, min(MAX_REPLAYS, math.ceil(TARGET_US / graph_us)))

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m benchmarks.run [BENCH ...]``: check, time, print and write benchmarks."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+
+from benchmarks.harness import environment, report, results
+from benchmarks.harness.case import Bench, Case, Lab, Outcome, select
+from benchmarks.harness.ceilings import copy_bandwidth_gb_s
+from benchmarks.harness.timing import GraphTimer
+from cudnn_blocks.errors import CudaUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BENCHES = {"causal_conv1d_update": "benchmarks.causal_conv1d_update"}
+"""Name to module; each module holds ``BENCH``."""
+
+
+class NoGpu(click.ClickException):
+    """Nothing here to time on; status 2, so that status 1 means a wrong result."""
+
+    exit_code = 2
+
+
+def load(name: str) -> Bench:
+    """Imports one bench; peers and kernels stay unimported until a case runs."""
+    return import_module(BENCHES[name]).BENCH
+
+
+def open_lab(rounds: int, *, check_only: bool) -> Lab:
+    """Measures the ceiling and sets up the timer, or raises CudaUnavailableError."""
+    l2_bytes = environment.require_gpu().L2_cache_size
+    if check_only:
+        return Lab(rounds, l2_bytes, ceiling_gb_s=None, timer=None, check_only=True)
+    return Lab(rounds, l2_bytes, copy_bandwidth_gb_s(), GraphTimer(l2_bytes))
+
+
+def run_cases(cases: Sequence[Case], lab: Lab) -> Outcome:
+    """Every case in turn; a progress bar on stderr."""
+    total = Outcome()
+    for case in track(cases, "cases", console=Console(stderr=True)):
+        outcome = case.measure(lab)
+        gc.collect()
+        torch.cuda.empty_cache()
+        total.rows.extend(outcome.rows)
+        total.compile_counts.extend(outcome.compile_counts)
+        total.descriptions.extend(outcome.descriptions)
+    return total
+
+
+def document_of(
+    bench: Bench, outcome: Outcome, clocks: tuple[int | None, int | None], selection: dict[str, str]
+) -> results.Document:
+    """The result file's content."""
+    peers, missing = environment.peer_versions(bench.peer_distributions)
+    return results.Document(
+        gpu=torch.cuda.get_device_name(),
+        driver=environment.driver(),
+        torch=torch.__version__,
+        dsl=environment.version_of("nvidia-cutlass-dsl"),
+        peers=peers,
+        missing_peers=missing,
+        commit=environment.commit(),
+        sm_clock_mhz=clocks,
+        selection=selection,
+        rows=outcome.rows,
+        compile_counts=outcome.compile_counts,
+    )
+
+
+def run_bench(
+    bench: Bench, cases: Sequence[Case], lab: Lab, selection: dict[str, str], out: Path
+) -> bool:
+    """Runs one bench, prints it and writes it; True where all our arms are right."""
+    before = environment.sm_clock_mhz()
+    with torch.no_grad():
+        outcome = run_cases(cases, lab)
+    document = document_of(bench, outcome, (before, environment.sm_clock_mhz()), selection)
+    console = report.console()
+    title = (
+        f"{bench.name} on {document.gpu}, driver {document.driver}, torch {document.torch}, "
+        f"DSL {document.dsl}, peers {document.peers}, commit {document.commit}, "
+        f"SM MHz {document.sm_clock_mhz}"
+    )
+    console.print(report.table(document.rows, escape(title)))
+    for line in [*dict.fromkeys(outcome.descriptions), *report.summary(document)]:
+        console.print(line, markup=False, highlight=False)
+    if not lab.check_only:
+        console.print(
+            f"wrote {results.write(document, bench.name, out)}", markup=False, soft_wrap=True
+        )
+    return not outcome.ours_failed
+
+
+@click.command()
+@click.argument("benches", nargs=-1, type=click.Choice(sorted(BENCHES)), metavar="[BENCH ...]")
+@click.option("--case", "case_pattern", help="Glob over case names, or a part of one.")
+@click.option("--shape", "shape_pattern", help="Glob over shapes, or a part of one.")
+@click.option(
+    "--rounds", default=7, show_default=True, type=click.IntRange(min=1), help="Rounds per arm."
+)
+@click.option(
+    "--out",
+    default=results.RESULTS,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Results folder.",
+)
+@click.option("--list", "list_only", is_flag=True, help="Print the selected cases; needs no GPU.")
+@click.option("--check-only", is_flag=True, help="Check every arm, time nothing, write nothing.")
+def main(
+    benches: tuple[str, ...],
+    case_pattern: str | None,
+    shape_pattern: str | None,
+    rounds: int,
+    out: Path,
+    list_only: bool,
+    check_only: bool,
+) -> None:
+    """Times BENCH (all of them by default) against its peers and writes the results as JSON."""
+    selection = {
+        name: pattern
+        for name, pattern in (("case", case_pattern), ("shape", shape_pattern))
+        if pattern
+    }
+    chosen = [load(name) for name in benches or sorted(BENCHES)]
+    grids = [(bench, select(bench.cases, case_pattern, shape_pattern)) for bench in chosen]
+    if not any(cases for _, cases in grids):
+        raise click.BadParameter(f"no case matches {selection}; --list shows them all")
+    if list_only:
+        for bench, cases in grids:
+            for case in cases:
+                click.echo(f"{bench.name}  {'|'.join(case.kinds)}/{case.label}")
+        return
+    try:
+        lab = open_lab(rounds, check_only=check_only)
+    except CudaUnavailableError as error:
+        raise NoGpu(f"{type(error).__name__}: {error}") from error
+    right = [run_bench(bench, cases, lab, selection, out) for bench, cases in grids if cases]
+    sys.exit(0 if all(right) else 1)
+
+
+if __name__ == "__main__":
+    main()
