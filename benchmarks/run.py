@@ -47,19 +47,6 @@ def open_lab(rounds: int, *, check_only: bool) -> Lab:
     return Lab(rounds, l2_bytes, copy_bandwidth_gb_s(), GraphTimer(l2_bytes))
 
 
-def run_cases(cases: Sequence[Case], lab: Lab) -> Outcome:
-    """Every case in turn; a progress bar on stderr."""
-    total = Outcome()
-    for case in track(cases, "cases", console=Console(stderr=True)):
-        outcome = case.measure(lab)
-        gc.collect()
-        torch.cuda.empty_cache()
-        total.rows.extend(outcome.rows)
-        total.compile_counts.extend(outcome.compile_counts)
-        total.descriptions.extend(outcome.descriptions)
-    return total
-
-
 def document_of(
     bench: Bench, outcome: Outcome, clocks: tuple[int | None, int | None], selection: dict[str, str]
 ) -> results.Document:
@@ -83,11 +70,27 @@ def document_of(
 def run_bench(
     bench: Bench, cases: Sequence[Case], lab: Lab, selection: dict[str, str], out: Path
 ) -> bool:
-    """Runs one bench, prints it and writes it; True where all our arms are right."""
+    """Runs one bench, prints it and writes it; True where all our arms are right.
+
+    The file is written anew after every case, so a run that is cut short keeps what it measured.
+    """
     before = environment.sm_clock_mhz()
-    with torch.no_grad():
-        outcome = run_cases(cases, lab)
-    document = document_of(bench, outcome, (before, environment.sm_clock_mhz()), selection)
+    total = Outcome()
+    document = document_of(bench, total, (before, None), selection)
+    path = None
+    for case in track(cases, f"{bench.name} cases", console=Console(stderr=True)):
+        with torch.no_grad():
+            outcome = case.measure(lab)
+        gc.collect()
+        torch.cuda.empty_cache()
+        total.rows.extend(outcome.rows)
+        total.compile_counts.extend(outcome.compile_counts)
+        total.descriptions.extend(outcome.descriptions)
+        if not lab.check_only:
+            path = results.write(document, bench.name, out)
+    document.sm_clock_mhz = (before, environment.sm_clock_mhz())
+    if path is not None:
+        results.write(document, bench.name, out)
     console = report.console()
     title = (
         f"{bench.name} on {document.gpu}, driver {document.driver}, torch {document.torch}, "
@@ -95,13 +98,11 @@ def run_bench(
         f"SM MHz {document.sm_clock_mhz}"
     )
     console.print(report.table(document.rows, escape(title)))
-    for line in [*dict.fromkeys(outcome.descriptions), *report.summary(document)]:
+    for line in [*dict.fromkeys(total.descriptions), *report.summary(document)]:
         console.print(line, markup=False, highlight=False)
-    if not lab.check_only:
-        console.print(
-            f"wrote {results.write(document, bench.name, out)}", markup=False, soft_wrap=True
-        )
-    return not outcome.ours_failed
+    if path is not None:
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    return not total.ours_failed
 
 
 @click.command()

@@ -22,8 +22,24 @@ if TYPE_CHECKING:
         LifecycleError,
         NotServedError,
     )
-    from cudnn_blocks.geometry import CausalConv1dGeometry
-    from cudnn_blocks.ops import CausalConv1dUpdate, check_status
+    from cudnn_blocks.geometry import (
+        CausalConv1dGeometry,
+        CausalConv3dGeometry,
+        Conv3dGeometry,
+        RmsNormSiluGeometry,
+    )
+    from cudnn_blocks.ops import (
+        CausalConv1dUpdate,
+        CausalConv3dWithCache,
+        Conv3dBiasResidualPad,
+        Conv3dRaw,
+        Conv3dRmsNormSilu,
+        Conv3dRmsNormSiluPad,
+        RmsNormSiluPad,
+        check_status,
+        pack_causal_conv3d_weight,
+        pack_conv3d_weight,
+    )
     from cudnn_blocks.support import SupportReport
     from cudnn_blocks.target import Target
     from cudnn_blocks.tensor_spec import TensorSpec
@@ -36,18 +52,29 @@ __all__ = [
     "CaptureError",
     "CausalConv1dGeometry",
     "CausalConv1dUpdate",
+    "CausalConv3dGeometry",
+    "CausalConv3dWithCache",
     "ContractError",
+    "Conv3dBiasResidualPad",
+    "Conv3dGeometry",
+    "Conv3dRaw",
+    "Conv3dRmsNormSilu",
+    "Conv3dRmsNormSiluPad",
     "CudaUnavailableError",
     "DriverError",
     "GradModeError",
     "LifecycleError",
     "NotServedError",
+    "RmsNormSiluGeometry",
+    "RmsNormSiluPad",
     "SupportReport",
     "Target",
     "TensorSpec",
     "__version__",
     "check_status",
     "ops",
+    "pack_causal_conv3d_weight",
+    "pack_conv3d_weight",
 ]
 
 # Where the names that do not come from the errors module live.
@@ -55,10 +82,21 @@ _HOMES = {
     "APIBase": "api_base",
     "CausalConv1dGeometry": "geometry",
     "CausalConv1dUpdate": "ops",
+    "CausalConv3dGeometry": "geometry",
+    "CausalConv3dWithCache": "ops",
+    "Conv3dBiasResidualPad": "ops",
+    "Conv3dGeometry": "geometry",
+    "Conv3dRaw": "ops",
+    "Conv3dRmsNormSilu": "ops",
+    "Conv3dRmsNormSiluPad": "ops",
+    "RmsNormSiluGeometry": "geometry",
+    "RmsNormSiluPad": "ops",
     "SupportReport": "support",
     "Target": "target",
     "TensorSpec": "tensor_spec",
     "check_status": "ops",
+    "pack_causal_conv3d_weight": "ops",
+    "pack_conv3d_weight": "ops",
 }
 
 

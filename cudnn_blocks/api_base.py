@@ -284,6 +284,7 @@ class APIBase(ABC):
         extents = self._operands.check_call(operands, self._limits, device)
         self._check_extents(extents)
         self._layout.check(workspace, device)
+        self._operands.check_workspace(workspace, operands)
         if self._is_empty(extents):
             return
         stage_operands = self._stage_operands(self._operands.canonical(operands), workspace)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import click
 import torch
 
+from cudnn_blocks import __version__
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.support import SupportReport, render_reports
 from cudnn_blocks.target import CPU, Target
@@ -20,7 +21,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="cudnn_blocks", message="%(package)s %(version)s")
+@click.version_option(__version__, message=f"cudnn_blocks {__version__}")
 def main() -> None:
     """Fused GPU operations and model blocks: what is served where."""
 

@@ -21,8 +21,8 @@ BENCH = Bench(
     cases=(
         CompileCountCase(),
         *(HostCase(problem) for problem in cases.HOST_PROBLEMS),
-        *(UpdateCase(problem) for problem in cases.PROBLEMS),
         *(IndexedCase(problem) for problem in cases.INDEXED_PROBLEMS),
+        *(UpdateCase(problem) for problem in cases.PROBLEMS),
     ),
     peer_distributions=("flash-linear-attention", "nvidia-cudnn-frontend", "triton", "torch"),
 )

@@ -25,14 +25,11 @@ SPECIALISATIONS = {
 }
 SPECIALISED_SHAPES = ((64, 8192), (1024, 8192))
 
-COMPILED_SHAPES = frozenset({(1024, 8192)})
-"""Where torch.compile joins the peers; a compile takes seconds."""
-
 INDEXED_SHAPES = ((1024, 8192), (1024, 2048))
 HOST_CHANNELS = (2048, 8192)
 
 PROBLEMS = tuple(
-    Problem(name, rows, channels, compiled=(rows, channels) in COMPILED_SHAPES, **layout)
+    Problem(name, rows, channels, **layout)
     for name, layout in LAYOUTS.items()
     for channels in CHANNELS
     for rows in ROWS

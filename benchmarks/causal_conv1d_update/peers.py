@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peers of the update, each at its best: FLA, cudnn-frontend, unfused torch, torch.compile."""
+"""The peers of the update, each at its best: FLA, cudnn-frontend, unfused torch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 
 FLA_TUNING_SETS = 16
 """Buffer sets in the graph that ranks FLA's tile configurations."""
-COMPILE_MODES = {
-    "torch-compile": "default",
-    "torch-compile-max-autotune": "max-autotune-no-cudagraphs",
-}
-"""Arm name to torch.compile mode."""
 
 
 def unfused_update(
@@ -53,18 +48,6 @@ def eager(*, indexed: bool, variant: str = "") -> Arm:
         return partial(unfused_update, buffers.x, buffers.conv_state, buffers.weight, slots)
 
     return Arm("torch-eager", Role.PEER, "unfused torch ops", bind, variant)
-
-
-def compiled(name: str, sample: Buffers) -> Arm:
-    """The same ops under torch.compile, compiled on the sample before it is offered."""
-    torch._dynamo.reset()
-    update = torch.compile(unfused_update, fullgraph=True, dynamic=False, mode=COMPILE_MODES[name])
-    update(sample.x, sample.conv_state, sample.weight)
-
-    def bind(buffers: Buffers) -> Launch:
-        return partial(update, buffers.x, buffers.conv_state, buffers.weight)
-
-    return Arm(name, Role.PEER, "inductor", bind)
 
 
 def cudnn_plan(sample: Buffers, *, indexed: bool, variant: str = "") -> Arm:
@@ -167,11 +150,8 @@ def kernel_peers(
     """Every peer of a case without indices."""
     sample = sets[0]
     gap = fla_gap(problem)
-    offers: list[Offer] = [
+    return [
         offer("cudnn-frontend", lambda: cudnn_plan(sample, indexed=False)),
         Missing("fla", gap) if gap else offer("fla", lambda: fla_kernel(sets, timer)),
         eager(indexed=False),
     ]
-    if problem.compiled:
-        offers += [offer(name, partial(compiled, name, sample)) for name in COMPILE_MODES]
-    return offers

@@ -44,7 +44,6 @@ class Problem:
     channel_last: bool = False
     """Strides ``(L*D, 1, D)``, the hand-off from prefill, instead of compact ``[S, D, L]``."""
     indexed: bool = False
-    compiled: bool = False
     """torch.compile joins the peers."""
 
     @property

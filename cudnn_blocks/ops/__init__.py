@@ -1,7 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single operations: classes with preallocated ``execute``, and their functional forms."""
 
+from cudnn_blocks.ops.causal_conv3d_op import CausalConv3dWithCache, causal_conv3d_with_cache
 from cudnn_blocks.ops.conv1d_update import CausalConv1dUpdate, check_status
 from cudnn_blocks.ops.conv1d_update_functional import causal_conv1d_update
+from cudnn_blocks.ops.conv3d_bias_residual_pad_op import (
+    Conv3dBiasResidualPad,
+    conv3d_bias_residual_pad,
+)
+from cudnn_blocks.ops.conv3d_raw_op import Conv3dRaw, conv3d_raw
+from cudnn_blocks.ops.conv3d_rmsnorm_silu_op import Conv3dRmsNormSilu, conv3d_rmsnorm_silu
+from cudnn_blocks.ops.conv3d_rmsnorm_silu_pad_op import (
+    Conv3dRmsNormSiluPad,
+    conv3d_rmsnorm_silu_pad,
+)
+from cudnn_blocks.ops.rmsnorm_silu_pad_op import RmsNormSiluPad, rmsnorm_silu_pad
+from cudnn_blocks.reference.conv3d_packing import pack_causal_conv3d_weight, pack_conv3d_weight
 
-__all__ = ["CausalConv1dUpdate", "causal_conv1d_update", "check_status"]
+__all__ = [
+    "CausalConv1dUpdate",
+    "CausalConv3dWithCache",
+    "Conv3dBiasResidualPad",
+    "Conv3dRaw",
+    "Conv3dRmsNormSilu",
+    "Conv3dRmsNormSiluPad",
+    "RmsNormSiluPad",
+    "causal_conv1d_update",
+    "causal_conv3d_with_cache",
+    "check_status",
+    "conv3d_bias_residual_pad",
+    "conv3d_raw",
+    "conv3d_rmsnorm_silu",
+    "conv3d_rmsnorm_silu_pad",
+    "pack_causal_conv3d_weight",
+    "pack_conv3d_weight",
+    "rmsnorm_silu_pad",
+]

@@ -38,7 +38,7 @@ class CausalConv1dUpdate(APIBase):
         conv_state[s, d, :] = history[-L:]
         out[n, d]           = activation(sum_j history[-W + j] * weight[d, j] + bias[d])
 
-    Rounding: products and sums in FP32, taps in ascending order, then the bias; SiLU is
+    Rounding: FP32 fused multiply-adds, taps in ascending order, then the bias; SiLU is
     ``v / (1 + exp(-v))`` in FP32; one rounding to the dtype of ``out``. States move bitwise, NaN
     payloads included. SiLU is finite for every finite accumulator; ``+inf`` gives ``+inf``,
     ``-inf`` and NaN give NaN, as the formula does.

@@ -8,11 +8,13 @@ from collections.abc import Hashable
 import torch
 
 from cudnn_blocks.api_base import require_type
-from cudnn_blocks.errors import GradModeError, NotServedError
+from cudnn_blocks.errors import NotServedError
 from cudnn_blocks.geometry import CausalConv1dGeometry
+from cudnn_blocks.ops.allocate import run_on_stream
 from cudnn_blocks.ops.conv1d_update import CausalConv1dUpdate
+from cudnn_blocks.ops.library import check_traceable, is_eager, register
 from cudnn_blocks.plan_cache import PLANS
-from cudnn_blocks.stream import StreamLike, ambient_stream, as_torch_stream, resolve_stream
+from cudnn_blocks.stream import StreamLike
 from cudnn_blocks.target import Target
 from cudnn_blocks.tensor_spec import TensorSpec
 
@@ -56,25 +58,10 @@ def causal_conv1d_update(
     """
     if cache_seqlens is not None:
         raise NotServedError(_OP_NAME, "cache_seqlens", "cache_seqlens=None")
-    if type(x) is torch.Tensor and not torch.compiler.is_compiling():
+    if is_eager(x):
         return _run(x, conv_state, weight, bias, activation, conv_state_indices, current_stream)
-    require_type("x", x, torch.Tensor)
-    if current_stream is not None:
-        raise NotServedError(
-            _OP_NAME, "current_stream under tracing", "current_stream=None, the ambient stream"
-        )
-    return _dispatch(x, conv_state, weight, bias, activation, conv_state_indices)
-
-
-def _dispatch(
-    x: torch.Tensor,
-    conv_state: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    conv_state_indices: torch.Tensor | None,
-) -> torch.Tensor:
-    out: torch.Tensor = torch.ops.cudnn_blocks.causal_conv1d_update(
+    check_traceable(_OP_NAME, "x", x, current_stream)
+    out: torch.Tensor = _OVERLOAD(
         x, conv_state, weight, bias, activation, conv_state_indices=conv_state_indices
     )
     return out
@@ -90,18 +77,17 @@ def _run(
     current_stream: StreamLike | None,
 ) -> torch.Tensor:
     plan = _find_plan(x, conv_state, weight, bias, activation, conv_state_indices)
-    if current_stream is None or not x.is_cuda:
+    if current_stream is None:  # a decode step is short: no closure on its usual path
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         plan.execute(x, conv_state, weight, out, bias, conv_state_indices)
         return out
-    index = x.get_device()
-    handle = resolve_stream(current_stream, index)
-    with torch.cuda.stream(as_torch_stream(handle, index)):
+
+    def launch(stream: StreamLike | None) -> list[torch.Tensor]:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        plan.execute(x, conv_state, weight, out, bias, conv_state_indices, handle)
-    if handle != ambient_stream(index):
-        out.record_stream(torch.cuda.current_stream(index))
-    return out
+        plan.execute(x, conv_state, weight, out, bias, conv_state_indices, stream)
+        return [out]
+
+    return run_on_stream(x, current_stream, launch)[0]
 
 
 def _find_plan(
@@ -187,24 +173,6 @@ def _library_op(
     return _run(x, conv_state, weight, bias, activation, conv_state_indices, None)
 
 
-def _library_autograd(
-    x: torch.Tensor,
-    conv_state: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    *,
-    conv_state_indices: torch.Tensor | None = None,
-) -> torch.Tensor:
-    named = {"x": x, "conv_state": conv_state, "weight": weight, "bias": bias}
-    if torch.is_grad_enabled():
-        for name, operand in named.items():
-            if operand is not None and operand.requires_grad:
-                raise GradModeError(f"{name}: requires grad; {_OP_NAME} has no autograd formula")
-    with torch._C._AutoDispatchBelowAutograd():
-        return _dispatch(x, conv_state, weight, bias, activation, conv_state_indices)
-
-
 def _library_fake(
     x: torch.Tensor,
     conv_state: torch.Tensor,
@@ -217,12 +185,9 @@ def _library_fake(
     return x.new_empty(x.shape)
 
 
-_LIBRARY = torch.library.Library("cudnn_blocks", "FRAGMENT")
-_LIBRARY.define(
+_OVERLOAD = register(
     f"{_OP_NAME}(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias=None, "
-    "str? activation=None, *, Tensor? conv_state_indices=None) -> Tensor"
+    "str? activation=None, *, Tensor? conv_state_indices=None) -> Tensor",
+    _library_op,
+    _library_fake,
 )
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl(_OP_NAME, _library_op, _key)
-_LIBRARY.impl(_OP_NAME, _library_autograd, "Autograd")
-torch.library.register_fake(f"cudnn_blocks::{_OP_NAME}", _library_fake, lib=_LIBRARY)

@@ -25,7 +25,7 @@ def causal_conv1d_update(
 ) -> None:
     """Advances ``conv_state`` by one token and writes ``out``.
 
-    Rounding: products and sums in FP32, taps in ascending order, then the bias, then SiLU as
+    Rounding: FP32 fused multiply-adds, taps in ascending order, then the bias, then SiLU as
     ``v / (1 + exp(-v))``; one rounding to the output dtype. States move bitwise.
 
     Args:
@@ -44,10 +44,11 @@ def causal_conv1d_update(
     rows, slots = _good_rows(x.shape[0], conv_state, conv_state_indices, status)
     state_len, width = conv_state.shape[2], weight.shape[1]
     history = torch.cat([conv_state[slots], x[rows].unsqueeze(2)], dim=2)
-    taps = history[:, :, -width:].float()
-    acc = torch.zeros_like(taps[:, :, 0])
-    for tap in range(width):
-        acc = acc + taps[:, :, tap] * weight[:, tap].float()
+    # FP64 holds product and sum without a second rounding that shows: each step is one FP32 FMA.
+    taps, filters = history[:, :, -width:].double(), weight.double()
+    acc = (taps[:, :, 0] * filters[:, 0]).float()
+    for tap in range(1, width):
+        acc = (acc.double() + taps[:, :, tap] * filters[:, tap]).float()
     if bias is not None:
         acc = acc + bias.float()
     if use_silu:

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KernelStage: a stage whose every GPU engine is one launch of one kernel."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cudnn_blocks.stages.capabilities import Facts
+from cudnn_blocks.stages.kernel_cache import KERNELS, CompiledKernel, compile_kernel
+from cudnn_blocks.stages.stage import REFERENCE, Stage
+from cudnn_blocks.target import Target
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """One specialisation: the kernel class and what its file says of the config."""
+
+    kernel: Callable[[Any], object]
+    config: Hashable
+    fake_operands: Callable[[Any], tuple[object, ...]]
+    smem_bytes: Callable[[Any], int]
+
+
+class KernelStage(Stage):
+    """Compiles through the kernel cache, whose key is the config and the target's name.
+
+    Subclasses import a kernel's file inside ``_choose_kernel``, so that planning on the CPU needs
+    no CuTe DSL.
+    """
+
+    def __init__(self, facts: Facts, target: Target, engine: str | None = None) -> None:
+        super().__init__(facts, target, engine)
+        self._call: Callable[..., object] | None = None
+
+    @abstractmethod
+    def _choose_kernel(self) -> KernelChoice:
+        """The specialisation of the chosen engine, which is not the reference."""
+
+    def _kernel_operands(
+        self, operands: Sequence[torch.Tensor | None]
+    ) -> Sequence[torch.Tensor | None]:
+        """The stage's operands in the kernel's order; by default they are in it."""
+        return operands
+
+    def compile(self) -> None:
+        """Compiles the one kernel of this specialisation."""
+        if self.engine != REFERENCE:
+            self._call = self.compiled_kernel().call
+
+    def compiled_kernel(self, *, keep_cubin: bool = False) -> CompiledKernel:
+        """The kernel of this specialisation; compiled afresh where the cubin is asked for."""
+        choice = self._choose_kernel()
+
+        def build() -> CompiledKernel:
+            return compile_kernel(
+                choice.kernel(choice.config),
+                choice.fake_operands(choice.config),
+                self.target,
+                keep_cubin=keep_cubin,
+            )
+
+        return build() if keep_cubin else KERNELS.get((choice.config, self.target.name), build)
+
+    def smem_bytes(self) -> int:
+        """Shared memory of one CTA."""
+        if self.engine == REFERENCE:
+            return 0
+        choice = self._choose_kernel()
+        return choice.smem_bytes(choice.config)
+
+    def launch(self, operands: Sequence[torch.Tensor | None], stream: int) -> None:
+        """One launch."""
+        self._call(*self._kernel_operands(operands), stream)  # type: ignore[misc]

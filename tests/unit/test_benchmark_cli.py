@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's command line on a machine with no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks import run
+from benchmarks.causal_conv1d_update import BENCH
+from benchmarks.harness.case import Lab, Outcome, select
+from benchmarks.harness.results import Row
+
+
+def invoke(*args):
+    return CliRunner().invoke(run.main, list(args))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_list_needs_no_gpu(no_gpu):
+    result = invoke("--list")
+    assert result.exit_code == 0
+    assert len(result.output.splitlines()) == len(BENCH.cases)
+    assert "causal_conv1d_update  kernel|latency/L4/N1024-D8192" in result.output
+
+
+def test_run_without_gpu_says_so(no_gpu):
+    result = invoke()
+    assert result.exit_code == 2
+    assert "CudaUnavailableError" in result.output
+    assert "--list" in result.output
+
+
+def test_filters_that_match_nothing_are_an_error():
+    result = invoke("--list", "--case", "L7")
+    assert result.exit_code == 2
+    assert "no case matches" in result.output
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "labels"),
+    [
+        ("host/*", "N1-D2048", {"update/N1-D2048"}),
+        (
+            "L4",
+            "N8-D4096",
+            {
+                "L4/N8-D4096",
+            },
+        ),
+        ("L3-*", "N8-D4096", {"L3-compact/N8-D4096", "L3-channel-last/N8-D4096"}),
+        ("kernel/L3-compact", "N8-D4096", {"L3-compact/N8-D4096"}),
+        ("indices", None, {"indices/N1024-D8192", "indices/N1024-D2048"}),
+        ("compiles", None, {"update/N1..200"}),
+    ],
+)
+def test_filter(case, shape, labels):
+    assert {one.label for one in select(BENCH.cases, case, shape)} == labels
+
+
+def test_grid_is_the_whole_grid():
+    whole = {
+        f"{layout}/N{n}-D{d}"
+        for layout in ("L4", "L3-compact", "L3-channel-last")
+        for n in (1, 8, 32, 64, 128, 256, 512, 1024)
+        for d in (2048, 4096, 8192, 12288)
+    }
+    labels = [one.label for one in BENCH.cases]
+    assert whole <= set(labels)
+    assert len(labels) == len({(one.kinds, one.label) for one in BENCH.cases})
+
+
+class _FakeCase:
+    kinds = ("kernel",)
+    name = "L4"
+    shape = "N1-D1"
+    label = "L4/N1-D1"
+
+    def __init__(self, status: str) -> None:
+        self._row = Row(
+            case="kernel/L4/N1-D1", arm="ours", engine="portable", mode="graph", status=status
+        )
+
+    def measure(self, lab: Lab) -> Outcome:
+        return Outcome(rows=[self._row])
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("failed", 1)])
+def test_exit_status_tells_whether_our_arms_are_right(monkeypatch, tmp_path, status, code):
+    bench = run.Bench("causal_conv1d_update", (_FakeCase(status),), ())
+    lab = Lab(rounds=1, l2_bytes=1 << 20, ceiling_gb_s=None, timer=None)
+    monkeypatch.setattr(run, "load", lambda name: bench)
+    monkeypatch.setattr(run, "open_lab", lambda rounds, check_only: lab)
+    monkeypatch.setattr(run.environment, "sm_clock_mhz", lambda: None)
+    monkeypatch.setattr(run.environment, "driver", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    result = invoke("--out", str(tmp_path))
+    assert result.exit_code == code, result.output
+    assert (tmp_path / "nvidia-h200" / "causal_conv1d_update.json").exists()
