@@ -88,7 +88,8 @@ def run_bench(
         total.descriptions.extend(outcome.descriptions)
         if not lab.check_only:
             path = results.write(document, bench.name, out)
-    document.sm_clock_mhz = (before, environment.sm_clock_mhz())
+    clocks = (before, environment.sm_clock_mhz())
+    document = document.model_copy(update={"sm_clock_mhz": clocks})
     if path is not None:
         results.write(document, bench.name, out)
     console = report.console()
