@@ -86,6 +86,8 @@ def run_bench(
         total.rows.extend(outcome.rows)
         total.compile_counts.extend(outcome.compile_counts)
         total.descriptions.extend(outcome.descriptions)
+        measured = {"rows": total.rows, "compile_counts": total.compile_counts}
+        document = document.model_copy(update=measured)
         if not lab.check_only:
             path = results.write(document, bench.name, out)
     clocks = (before, environment.sm_clock_mhz())
