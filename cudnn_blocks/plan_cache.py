@@ -41,13 +41,13 @@ class PlanCache:
 
     def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """The plan of ``key``, built by ``build`` if there is none."""
-        plan = self._find(key)
+        plan = self.find(key)
         if plan is not None:
             return plan
         with self._lock:
             building = self._building.setdefault(key, threading.Lock())
         with building:
-            plan = self._find(key)
+            plan = self.find(key)
             if plan is None:
                 try:
                     plan = build()
@@ -56,6 +56,15 @@ class PlanCache:
                     with self._lock:
                         self._building.pop(key, None)
         return plan
+
+    def find(self, key: Hashable) -> Any:
+        """The plan of ``key``, or None; a hit makes it the most recently used."""
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is not None:
+                self._plans.move_to_end(key)
+                self._hits += 1
+            return plan
 
     def stats(self) -> PlanCacheStats:
         """Counters and size."""
@@ -77,14 +86,6 @@ class PlanCache:
         with self._lock:
             self._limit = limit
             self._evict()
-
-    def _find(self, key: Hashable) -> Any:
-        with self._lock:
-            plan = self._plans.get(key)
-            if plan is not None:
-                self._plans.move_to_end(key)
-                self._hits += 1
-            return plan
 
     def _insert(self, key: Hashable, plan: Any) -> None:
         with self._lock:

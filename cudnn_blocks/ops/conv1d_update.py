@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -220,7 +221,7 @@ class CausalConv1dUpdate(APIBase):
     def _is_empty(self, extents: Extents) -> bool:
         return extents["N"] == 0
 
-    def _is_plainly_good(self, operands: Sequence[torch.Tensor | None]) -> bool:
+    def _is_plainly_good(self, operands: Sequence[Any]) -> bool:
         x, state, weight, out, bias, indices, status = operands
         if (
             (bias is None) is self._has_bias
@@ -228,10 +229,6 @@ class CausalConv1dUpdate(APIBase):
             or (status is None) is self._has_status
         ):
             return False
-        assert x is not None
-        assert state is not None
-        assert weight is not None
-        assert out is not None
         num_rows, num_slots = x.shape[0], state.shape[0]
         limits = self._limits
         if not 0 < num_rows <= limits["N"] or num_slots > limits["S"]:

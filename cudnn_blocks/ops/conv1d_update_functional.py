@@ -104,9 +104,9 @@ def _find_plan(
             CausalConv1dUpdate,
             x.get_device(),
             x.dtype,
-            x.shape[1:],
-            conv_state.shape[1:],
-            conv_state.stride()[1:],
+            x.dim(),
+            conv_state.shape[-1],
+            conv_state.stride(),
             weight.shape,
             activation,
             bias is None,
@@ -116,14 +116,17 @@ def _find_plan(
         for name, operand in (("x", x), ("conv_state", conv_state), ("weight", weight)):
             require_type(name, operand, torch.Tensor)
         raise
+    plan: CausalConv1dUpdate | None = PLANS.find(key)
+    if plan is not None:
+        return plan
 
     def build() -> CausalConv1dUpdate:
         plan = _build_unbounded(x, conv_state, weight, bias, activation, conv_state_indices)
         plan.compile()
         return plan
 
-    plan: CausalConv1dUpdate = PLANS.get(key, build)
-    return plan
+    built: CausalConv1dUpdate = PLANS.get(key, build)
+    return built
 
 
 def _build_unbounded(
@@ -135,8 +138,8 @@ def _build_unbounded(
     conv_state_indices: torch.Tensor | None,
 ) -> CausalConv1dUpdate:
     device, dtype = x.device, x.dtype
-    channels = x.shape[1] if x.dim() > 1 else 1
-    width = weight.shape[1] if weight.dim() == 2 else 1
+    # The weight's sizes are part of the plan's key, x's are not: the plan has to be theirs.
+    channels, width = weight.shape if weight.dim() == 2 else (1, 1)
     state_len = conv_state.shape[2] if conv_state.dim() == 3 else width
 
     def spec(*shape: int, of: torch.dtype = dtype) -> TensorSpec:
@@ -147,7 +150,7 @@ def _build_unbounded(
         stride = (channels * state_len, 1, channels)
         state = TensorSpec(dtype, state.shape, stride, device)
     return CausalConv1dUpdate(
-        spec(_UNBOUNDED, *x.shape[1:]),
+        spec(_UNBOUNDED, channels) if x.dim() == 2 else spec(_UNBOUNDED, *x.shape[1:]),
         state,
         spec(channels, width),
         spec(_UNBOUNDED, channels),

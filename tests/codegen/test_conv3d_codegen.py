@@ -17,15 +17,8 @@ from cudnn_blocks.target import GPU_TARGET_NAMES, Target
 from tests.codegen.cubin_sass import opcodes_of
 from tests.codegen.cubin_usage import usage_of
 from tests.conftest import SUMMARY_LINE
-from tests.helpers.conv3d_problem import (
-    BIAS_PAD,
-    CAUSAL,
-    NORM,
-    NORM_ONLY,
-    NORM_PAD,
-    RAW,
-    spec_plan,
-)
+from tests.helpers.conv3d_forms import BIAS_PAD, CAUSAL, NORM, NORM_ONLY, NORM_PAD, RAW
+from tests.helpers.conv3d_problem import spec_plan
 
 MAX_REGISTERS = 255
 LARGE, SMALL = (1, 4, 352, 640), (1, 1, 44, 80)
@@ -62,6 +55,7 @@ CASES = [
     Case(RAW, (160, 160), ("sm_80", "sm_120a"), options={"engines": PORTABLE}),
     Case(NORM_PAD, (160, 320), ("sm_86",), options={"engines": PORTABLE, **FULL}),
     Case(BIAS_PAD, (24, 40), ("sm_80",), options={"engines": PORTABLE, "residual": "add"}),
+    Case(NORM, (24, 200), ("sm_80",), SMALL, {"engines": PORTABLE, "residual": "add"}),
     Case(NORM_ONLY, (160, 160), ("sm_80", "sm_90a"), options=FULL),
     Case(NORM_ONLY, (640, 640), ("sm_90a",)),
 ]

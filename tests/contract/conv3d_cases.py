@@ -9,19 +9,8 @@ from typing import Any
 
 import torch
 
-from tests.helpers.conv3d_problem import (
-    BIAS_PAD,
-    CAUSAL,
-    FORMS,
-    NORM,
-    NORM_ONLY,
-    NORM_PAD,
-    RAW,
-    Conv3dProblem,
-    assert_close,
-    assert_exact,
-    make_problem,
-)
+from tests.helpers.conv3d_forms import BIAS_PAD, CAUSAL, FORMS, NORM, NORM_ONLY, NORM_PAD, RAW
+from tests.helpers.conv3d_problem import Conv3dProblem, assert_close, assert_exact, make_problem
 
 SITES = (1, 2, 9, 10)
 

@@ -9,17 +9,8 @@ from typing import Any
 import torch
 
 from cudnn_blocks.target import Target
-from tests.helpers.conv3d_problem import (
-    BIAS_PAD,
-    CAUSAL,
-    NORM_ONLY,
-    NORM_PAD,
-    RAW,
-    Conv3dProblem,
-    assert_close,
-    make_problem,
-    spec_plan,
-)
+from tests.helpers.conv3d_forms import BIAS_PAD, CAUSAL, NORM_ONLY, NORM_PAD, RAW
+from tests.helpers.conv3d_problem import Conv3dProblem, assert_close, make_problem, spec_plan
 from tests.helpers.tensors import assert_same_bits, guarded_copy
 
 CUDA = torch.device("cuda", 0)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,80 +11,30 @@ import torch
 
 from cudnn_blocks import (
     CausalConv3dGeometry,
-    CausalConv3dWithCache,
-    Conv3dBiasResidualPad,
     Conv3dGeometry,
-    Conv3dRaw,
-    Conv3dRmsNormSilu,
-    Conv3dRmsNormSiluPad,
     RmsNormSiluGeometry,
-    RmsNormSiluPad,
     TensorSpec,
-    ops,
     pack_causal_conv3d_weight,
     pack_conv3d_weight,
 )
 from cudnn_blocks.geometry import conv3d_shapes
 from cudnn_blocks.geometry.conv3d_shapes import ResidualMode
-from cudnn_blocks.reference import conv3d, conv3d_cache
+from tests.helpers.conv3d_forms import (
+    BIAS_PAD,
+    CAUSAL,
+    FORMS,
+    NORM,
+    NORM_ONLY,
+    NORM_PAD,
+    RAW,
+    OpForms,
+)
 from tests.helpers.tensors import assert_same_bits, clone_exact
 
 torch.set_num_threads(1)  # frames are small: threads would only wait for one another
 
 BF16 = torch.bfloat16
 ATOL = RTOL = 0.02
-RAW, NORM, NORM_PAD, BIAS_PAD, NORM_ONLY, CAUSAL = (
-    "raw",
-    "norm",
-    "norm_pad",
-    "bias_residual_pad",
-    "norm_only",
-    "causal",
-)
-KINDS = (RAW, NORM, NORM_PAD, BIAS_PAD, NORM_ONLY, CAUSAL)
-CONV_KINDS = KINDS[:4]
-"""The valid convolutions."""
-EXACT = frozenset({"residual_output", "cache_output", "padded_input"})
-"""Written operands that are exact on integer data whatever the op."""
-
-
-@dataclass(frozen=True)
-class OpForms:
-    """The class of an op, its function and its reference."""
-
-    op: type
-    function: Callable[..., Any]
-    reference: Callable[..., None]
-    knobs: tuple[str, ...] = ()
-
-
-FORMS = {
-    RAW: OpForms(Conv3dRaw, ops.conv3d_raw, conv3d.conv3d_raw, ("zero_leading_frames",)),
-    NORM: OpForms(
-        Conv3dRmsNormSilu,
-        ops.conv3d_rmsnorm_silu,
-        conv3d.conv3d_rmsnorm_silu,
-        ("zero_leading_frames",),
-    ),
-    NORM_PAD: OpForms(
-        Conv3dRmsNormSiluPad,
-        ops.conv3d_rmsnorm_silu_pad,
-        conv3d.conv3d_rmsnorm_silu_pad,
-        ("history_frames", "zero_leading_frames"),
-    ),
-    BIAS_PAD: OpForms(
-        Conv3dBiasResidualPad,
-        ops.conv3d_bias_residual_pad,
-        conv3d.conv3d_bias_residual_pad,
-        ("zero_leading_frames",),
-    ),
-    NORM_ONLY: OpForms(RmsNormSiluPad, ops.rmsnorm_silu_pad, conv3d_cache.rmsnorm_silu_pad),
-    CAUSAL: OpForms(
-        CausalConv3dWithCache,
-        ops.causal_conv3d_with_cache,
-        conv3d_cache.causal_conv3d_with_cache,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -214,6 +163,24 @@ def make_problem(
             operands[name] = fill(shapes[name], device)
     knobs = {"history_frames": history_frames, "zero_leading_frames": zero_leading_frames}
     return Conv3dProblem(kind, operands, {name: knobs[name] for name in forms.knobs})
+
+
+def full_problem(kind: str, device: torch.device | str = "cpu") -> Conv3dProblem:
+    """Every optional operand given."""
+    return make_problem(
+        kind, device=device, residual="add_biased", history_frames=2, has_input_bias=True
+    )
+
+
+def shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    """The same values some elements off an allocation's start."""
+    base = torch.zeros(tensor.numel() + elements, dtype=tensor.dtype, device=tensor.device)
+    return base[elements:].view(tensor.shape).copy_(tensor)
+
+
+def gapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values with a gap after each."""
+    return tensor.repeat_interleave(2, dim=-1)[..., ::2]
 
 
 def spec_plan(

@@ -10,17 +10,8 @@ import torch
 
 from cudnn_blocks import ContractError, LifecycleError
 from cudnn_blocks.workspace import GuardedBuffer
-from tests.helpers.conv3d_problem import (
-    CAUSAL,
-    CONV_KINDS,
-    KINDS,
-    NORM,
-    NORM_ONLY,
-    NORM_PAD,
-    RAW,
-    assert_exact,
-    make_problem,
-)
+from tests.helpers.conv3d_forms import CAUSAL, CONV_KINDS, KINDS, NORM, NORM_ONLY, NORM_PAD, RAW
+from tests.helpers.conv3d_problem import assert_exact, make_problem
 from tests.helpers.tensors import assert_same_bits
 
 RESIDUALS = ("none", "add", "add_biased")

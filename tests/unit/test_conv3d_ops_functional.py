@@ -11,7 +11,7 @@ import torch
 from cudnn_blocks import ContractError, NotServedError, ops
 from cudnn_blocks.ops.allocate import run_on_stream
 from cudnn_blocks.plan_cache import PLANS
-from tests.helpers.conv3d_problem import (
+from tests.helpers.conv3d_forms import (
     BIAS_PAD,
     CAUSAL,
     FORMS,
@@ -20,9 +20,8 @@ from tests.helpers.conv3d_problem import (
     NORM_ONLY,
     NORM_PAD,
     RAW,
-    assert_exact,
-    make_problem,
 )
+from tests.helpers.conv3d_problem import assert_exact, make_problem
 from tests.helpers.tensors import assert_same_bits, poison_allocator
 
 KEYS = {

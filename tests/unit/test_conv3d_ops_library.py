@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cudnn_blocks import ContractError, GradModeError, NotServedError
-from tests.helpers.conv3d_problem import (
+from tests.helpers.conv3d_forms import (
     BIAS_PAD,
     CAUSAL,
     FORMS,
@@ -17,8 +17,8 @@ from tests.helpers.conv3d_problem import (
     NORM_ONLY,
     NORM_PAD,
     RAW,
-    make_problem,
 )
+from tests.helpers.conv3d_problem import make_problem
 from tests.helpers.tensors import assert_same_bits
 
 BACKENDS = {"cpu": "aot_eager", "cuda": "inductor"}

@@ -14,15 +14,7 @@ from cudnn_blocks.stages.conv3d.hopper_tiles import CHANNEL_TILES, NORM_OUT_CHAN
 from cudnn_blocks.stages.conv3d_input import stage as input_stage
 from cudnn_blocks.stages.norm import stage as norm_stage
 from cudnn_blocks.target import GPU_TARGET_NAMES, TARGET_NAMES, Target
-from tests.helpers.conv3d_problem import (
-    CAUSAL,
-    CONV_KINDS,
-    KINDS,
-    NORM,
-    NORM_ONLY,
-    NORM_PAD,
-    RAW,
-)
+from tests.helpers.conv3d_forms import CAUSAL, CONV_KINDS, KINDS, NORM, NORM_ONLY, NORM_PAD, RAW
 from tests.helpers.conv3d_problem import spec_plan as plan
 
 SEED_CHANNELS = [(160, 160), (160, 320), (320, 320), (320, 640), (640, 640)]
@@ -210,3 +202,21 @@ def test_constraints_print_what_they_serve():
     assert None in maybe
     assert 328 not in maybe
     assert str(maybe) == "multiples of 8 up to 320, otherwise something else"
+
+
+@pytest.mark.parametrize("target", GPU_TARGET_NAMES)
+def test_every_served_convolution_fits_the_shared_memory_of_its_target(target):
+    limit_bytes = Target.parse(target).smem_per_cta_bytes
+    for kind in CONV_KINDS:
+        for channels in (
+            *((8, co) for co in (8, 24, 104, 160, 168, 320, *CHANNEL_TILES)),
+            *((ci, co) for ci in (32, 160, 640) for co in CHANNEL_TILES),
+        ):
+            for sites in ((1, 1, 1, 1), (1, 7, 88, 160), (1, 4, 352, 640)):
+                residual = "none" if kind == RAW else "add_biased"
+                ours = plan(kind, channels, sites, target=target, residual=residual)
+                report = ours.probe()
+                if report.served:
+                    assert 0 < report.stages[0].smem_bytes <= limit_bytes, ours.describe()
+                else:
+                    assert "normalized_channels" in report.decline

@@ -32,7 +32,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, Uint32, const_expr
 from cutlass.cute.nvgpu.cpasync import CopyG2SOp
 from cutlass.cute.runtime import make_fake_tensor
-from cutlass.utils import SmemAllocator
+from cutlass.memory import SmemAllocator
 
 from cudnn_blocks.stages.device.activation import silu
 from cudnn_blocks.stages.device.control import cta_or, trap
@@ -158,7 +158,7 @@ class CausalConv1dUpdateConfig:
 
     @property
     def first_wave_ctas(self) -> int:
-        """CTAs that may be resident at once; prefetching for later ones only repeats their loads."""
+        """CTAs that may be resident at once; for later ones a prefetch only repeats their loads."""
         return self.num_sms * (SM_THREADS // self.threads)
 
     @property
@@ -346,7 +346,7 @@ class CausalConv1dUpdateKernel:
 
     @cute.jit
     def staged_view(self, sRow: cute.Tensor, lane: Int32) -> cute.Tensor:
-        """A thread's (vec, L) in its warp's slice of a row, which is ordered as global memory is."""
+        """A thread's (vec, L) in its warp's slice of a row, ordered as global memory is."""
         cfg = self.config
         is_last = cfg.state_layout == "channel_last"
         stride_d, stride_l = (1, cfg.warp_channels) if is_last else (cfg.state_len, 1)
@@ -521,7 +521,7 @@ class CausalConv1dUpdateKernel:
 
     @cute.jit
     def load_others(self, mIdx, rScan, first: Int32, n0: Int32, rows: cutlass.Constexpr[int]):
-        """This thread's share of the slots from row ``first`` on, padding for the tile's own rows."""
+        """This thread's share of the slots from row ``first`` on; padding for the tile's own."""
         for j in cutlass.range_constexpr(SCAN_LOADS):
             n = Uint32(first) + j * self.config.threads
             rScan[j] = Int32(PADDING_SLOT)

@@ -303,7 +303,7 @@ class Conv3dKernel:
             stages,
             sVec,
             row_sums,
-            smem.allocate_array(Int64, 2 * cfg.tile.num_halo_stages),
+            smem.allocate_array(Int64, 2 * cfg.num_halo_stages),
             smem.allocate_array(Int64, 2 * cfg.num_weight_stages),
         )
 

@@ -2,15 +2,20 @@
 """Compile-time facts of one specialisation of the Hopper Conv3D kernel."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cudnn_blocks.stages.conv3d.hopper_tiles import (
     BIAS_RESIDUAL_PAD,
+    MAX_TILE_ELEMENTS,
     NORM,
     NORM_PAD,
     RAW,
     TileChoice,
     choose_tile,
 )
+
+if TYPE_CHECKING:
+    from cudnn_blocks.target import Target
 
 TAPS_PER_PLANE = 9
 NUM_PLANES = 3
@@ -71,16 +76,16 @@ class Conv3dKernelConfig:
     @classmethod
     def from_geometry(
         cls,
-        in_channels,
-        out_channels,
-        target,
+        in_channels: int,
+        out_channels: int,
+        target: "Target",
         *,
-        epilogue,
-        has_residual,
-        has_residual_bias,
-        history_frames,
-        zero_leading_frames,
-        output_sites,
+        epilogue: str,
+        has_residual: bool,
+        has_residual_bias: bool,
+        history_frames: int,
+        zero_leading_frames: int,
+        output_sites: tuple[int, int, int, int],
     ) -> "Conv3dKernelConfig":
         """Chooses the tile for ``output_sites``; drops facts that the epilogue does not use."""
         tile = choose_tile(out_channels, epilogue, output_sites, target.num_sms)
@@ -223,18 +228,29 @@ class Conv3dKernelConfig:
         return 2 * self.tile_pixels * self.tile.cluster_n * 4 if self.has_cluster_norm else 0
 
     @property
+    def num_halo_stages(self) -> int:
+        """The tile's, or one more where every unrolled step would use the same stages.
+
+        The compiler would then hoist a step's wgmma descriptors out of the loop, over 200 of them,
+        and read each back from an ordinary register.
+        """
+        stages = self.tile.num_halo_stages
+        return stages + 1 if self.chunks_per_step % stages == 0 else stages
+
+    @property
     def num_weight_stages(self) -> int:
-        """As many as fit beside the halo stages."""
-        taken = self.tile.num_halo_stages * self.halo_stage_bytes
+        """As many as fit beside the halo stages, or one less for the same reason."""
+        taken = self.num_halo_stages * self.halo_stage_bytes
         taken += self.vector_bytes + self.row_sum_bytes + SMEM_RESERVE_BYTES
-        return min(MAX_WEIGHT_STAGES, (self.smem_limit_bytes - taken) // self.weight_stage_bytes)
+        stages = min(MAX_WEIGHT_STAGES, (self.smem_limit_bytes - taken) // self.weight_stage_bytes)
+        return stages - 1 if self.chunks_per_step * TAPS_PER_PLANE % stages == 0 else stages
 
     # Pipelines and registers.
 
     @property
     def halo_pipeline(self) -> PipelineFacts:
         """Halo stages; the CTAs of a channel cluster load slices of them for each other."""
-        return PipelineFacts(self.tile.num_halo_stages, self.halo_bytes, self.tile.cluster_n)
+        return PipelineFacts(self.num_halo_stages, self.halo_bytes, self.tile.cluster_n)
 
     @property
     def weight_pipeline(self) -> PipelineFacts:
@@ -242,11 +258,16 @@ class Conv3dKernelConfig:
         return PipelineFacts(self.num_weight_stages, self.weight_stage_bytes, self.tile.cluster_m)
 
     @property
+    def is_register_bound(self) -> bool:
+        """A fused epilogue on top of 160 accumulators a thread."""
+        return not self.is_raw and self.tile_pixels * self.tile.n_tile == MAX_TILE_ELEMENTS
+
+    @property
     def consumer_registers(self) -> int:
         """Registers of a consumer thread; with the producers' within the 3 x 168 of the launch."""
-        return 232 if self.is_raw else 240
+        return 240 if self.is_register_bound else 232
 
     @property
     def producer_registers(self) -> int:
         """Registers of a thread in the load warp's warpgroup."""
-        return 40 if self.is_raw else 24
+        return 24 if self.is_register_bound else 40

@@ -87,7 +87,7 @@ def pixel_box(cfg: Conv3dKernelConfig, rows: int) -> tuple[int, ...]:
 def halo_layout(cfg: Conv3dKernelConfig) -> cute.Layout:
     """(C, W, H, T, N, STAGE), one pixel after the other."""
     return cute.make_layout(
-        (*halo_box(cfg), cfg.tile.num_halo_stages),
+        (*halo_box(cfg), cfg.num_halo_stages),
         stride=(1, CHUNK, CHUNK * cfg.halo_width, 0, 0, cfg.halo_stage_bytes // ELEMENT_BYTES),
     )
 
@@ -97,7 +97,7 @@ def halo_mma_layout(cfg: Conv3dKernelConfig) -> cute.Layout:
     row = CHUNK * cfg.halo_width
     blocks = (cfg.blocks_per_row, cfg.tile.height // BLOCK_SIDE)
     return cute.make_layout(
-        (((BLOCK_SIDE, BLOCK_SIDE), *blocks), CHUNK, 3, 3, cfg.tile.num_halo_stages),
+        (((BLOCK_SIDE, BLOCK_SIDE), *blocks), CHUNK, 3, 3, cfg.num_halo_stages),
         stride=(
             ((CHUNK, row), BLOCK_SIDE * CHUNK, BLOCK_SIDE * row),
             1,

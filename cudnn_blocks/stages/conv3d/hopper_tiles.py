@@ -105,29 +105,30 @@ def choose_tile(
     out_channels: int, epilogue: str, output_sites: tuple[int, int, int, int], num_sms: int
 ) -> TileChoice:
     """The cheapest of ``PIXEL_TILES`` for ``output_sites``, (N, T, H, W); ties go to the first."""
-    channels = CHANNEL_TILES[out_channels]
+    n_tile = CHANNEL_TILES[out_channels].n_tile
+    cluster_n = CHANNEL_TILES[out_channels].norm_cluster_n if epilogue in (NORM, NORM_PAD) else 1
+    assert cluster_n is not None, f"{epilogue} of {out_channels} channels is not served"
     is_raw = epilogue == RAW
-    cluster_n = channels.norm_cluster_n if epilogue in (NORM, NORM_PAD) else 1
     n, t, h, w = output_sites
-    best = None
-    for row in PIXEL_TILES:
-        if row.width * row.height * channels.n_tile > MAX_TILE_ELEMENTS:
-            continue
-        cluster_m = row.raw_cluster_m if is_raw else 1
+
+    def cluster_m(row: PixelTile) -> int:
+        return row.raw_cluster_m if is_raw else 1
+
+    def cost(row: PixelTile) -> float:
+        cluster = cluster_m(row) * cluster_n
         num_tiles = n * t * _ceil_div(h, row.height) * _ceil_div(w, row.width)
-        num_tiles *= out_channels // channels.n_tile
-        num_ctas = num_sms // (cluster_m * cluster_n) * (cluster_m * cluster_n)
-        cost = _ceil_div(num_tiles, num_ctas) * row.width * row.height
-        cost *= row.raw_cost if is_raw else row.fused_cost
-        if best is None or cost < best[0]:
-            best = (cost, row, cluster_m)
-    _, row, cluster_m = best
+        num_tiles *= out_channels // n_tile
+        waves = _ceil_div(num_tiles, num_sms // cluster * cluster)
+        return waves * row.width * row.height * (row.raw_cost if is_raw else row.fused_cost)
+
+    rows = [row for row in PIXEL_TILES if row.width * row.height * n_tile <= MAX_TILE_ELEMENTS]
+    row = min(rows, key=cost)
     return TileChoice(
         width=row.width,
         height=row.height,
-        n_tile=channels.n_tile,
+        n_tile=n_tile,
         num_halo_stages=row.num_halo_stages,
-        cluster_m=cluster_m,
+        cluster_m=cluster_m(row),
         cluster_n=cluster_n,
     )
 

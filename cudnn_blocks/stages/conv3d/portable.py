@@ -19,7 +19,8 @@ Pipeline:      cp.async groups, one a tap. A has two stages, each the halo of on
                B has three, each one tap, copied two taps ahead. One barrier a tap.
 Shared memory: rows of 64 bytes, whose 16-byte columns are XOR-ed with bits 1 and 2 of the row's
                number: any 8 consecutive rows are free of conflicts. The epilogue's tile of BF16
-               pixels takes the stages' place. At most 93 KiB, so that every target has room.
+               pixels takes the stages' place. Beside them the pixel of every row of the halo, and
+               the channel vectors. At most 91 KiB, so that every target has room.
 Channels:      rows of B are permuted within 16, so that a thread holds 4 consecutive channels.
                Channels past Ci and Co are filled with zeros.
 Epilogue:      a quad of threads owns a pixel, a thread every fourth vector of 8 channels.
@@ -164,6 +165,8 @@ class Conv3dKernel:
             sTile.iterator + NUM_A_STAGES * cfg.a_stage,
             cute.make_layout(NUM_B_STAGES * cfg.b_stage),
         )
+        sHalo = smem.allocate_tensor(Int32, cute.make_layout(cfg.halo_entries), byte_alignment=16)
+        self.locate_halo(sHalo, mX, tile, tidx)
         sVec = None
         if const_expr(cfg.num_vectors > 0):
             layout = cute.make_layout((cfg.tile_channels, cfg.num_vectors))
@@ -172,7 +175,8 @@ class Conv3dKernel:
         if const_expr(cfg.is_padded):
             self.zero_borders(activations[1], tidx, bidx)
 
-        tCrC = self.accumulate(mX, mW, sA, sB, tile, tidx)
+        cute.arch.sync_threads()
+        tCrC = self.accumulate(mX, mW, sA, sB, sHalo, tile, tidx)
         cute.arch.sync_threads()
         self.stage_conv(tCrC, sTile)
         cute.arch.sync_threads()
@@ -181,7 +185,7 @@ class Conv3dKernel:
     # Accumulation.
 
     @cute.jit
-    def accumulate(self, mX, mW, sA, sB, tile, tidx) -> cute.Tensor:
+    def accumulate(self, mX, mW, sA, sB, sHalo, tile, tidx) -> cute.Tensor:
         """FP32 accumulators of this warp: ((channel of a pair, row), block, n8)."""
         cfg = self.config
         first_chunk = Int32(0)
@@ -190,11 +194,12 @@ class Conv3dKernel:
         num_chunks = NUM_PLANES * cfg.num_chunks
 
         for i in cutlass.range_constexpr(cfg.a_copies):
-            self.copy_a(mX, sA, i, first_chunk, tile, tidx)
+            self.copy_a(mX, sA, sHalo, i, first_chunk, tile, tidx)
+        column = first_chunk // cfg.num_chunks * (TAPS_PER_PLANE * cfg.tap_pitch)
         for tap in cutlass.range_constexpr(NUM_B_STAGES - 1):
-            column = self.weight_column(first_chunk) + tap * cfg.tap_pitch
             self.copy_b(mW, sB, tap, column, tile.c0, tidx)
             cute.arch.cp_async_commit_group()
+            column += cfg.tap_pitch
 
         mma_atom = cute.make_mma_atom(warp.MmaF16BF16Op(BFloat16, Float32, (16, 8, MMA_K)))
         layout = cute.make_layout(((2, 2), WARP_BLOCKS, cfg.warp_channels // 8))
@@ -202,7 +207,6 @@ class Conv3dKernel:
         tCrC.fill(0.0)
         for chunk in cutlass.range(first_chunk, num_chunks, unroll=1):
             has_next = chunk + 1 < num_chunks
-            column, next_column = self.weight_column(chunk), self.weight_column(chunk + 1)
             for r in cutlass.range(3, unroll=1):
                 for s in cutlass.range_constexpr(3):
                     cute.arch.cp_async_wait_group(NUM_B_STAGES - 2)
@@ -212,17 +216,15 @@ class Conv3dKernel:
                         if const_expr(k == 0):
                             tap = r * 3 + s
                             ahead = tap + NUM_B_STAGES - 1
-                            is_here = ahead < TAPS_PER_PLANE
-                            source = (
-                                column if is_here else next_column - TAPS_PER_PLANE * cfg.tap_pitch
-                            )
-                            if has_next | is_here:
+                            if has_next | (ahead < TAPS_PER_PLANE):
                                 stage = (s + NUM_B_STAGES - 1) % NUM_B_STAGES
-                                source += ahead * cfg.tap_pitch
-                                self.copy_b(mW, sB, stage, source, tile.c0, tidx)
+                                self.copy_b(mW, sB, stage, column, tile.c0, tidx)
                             if has_next & (tap < cfg.a_copies):
-                                self.copy_a(mX, sA, tap, chunk + 1, tile, tidx)
+                                self.copy_a(mX, sA, sHalo, tap, chunk + 1, tile, tidx)
                             cute.arch.cp_async_commit_group()
+                            column += cfg.tap_pitch
+                            if ahead == TAPS_PER_PLANE - 1:
+                                column += self.next_chunk_columns(chunk)
                         cute.gemm(mma_atom, tCrC, tCrA, tCrB, tCrC)
         return tCrC
 
@@ -256,25 +258,34 @@ class Conv3dKernel:
     # Global to shared memory.
 
     @cute.jit
-    def copy_a(self, mX, sA, i, chunk, tile, tidx):
-        """Starts this thread's i-th copy of a chunk's halo.
+    def locate_halo(self, sHalo, mX, tile, tidx):
+        """Pixel within its plane of every row of an A stage, -1 for rows that no tap reads.
 
-        Pixels past the plane repeat its last row or column: no output that is stored reads them.
+        Pixels past the plane repeat its last row or column: no output that is stored needs them.
         """
         cfg = self.config
-        first_row, vec = tidx // cfg.chunk_vecs, tidx % cfg.chunk_vecs
-        row = first_row + i * cfg.copy_rows
-        r, s = row // cfg.halo_pitch, row % cfg.halo_pitch
-        if (row < cfg.halo_rows) & (s < cfg.tile_w + 2):
-            height, width = mX.shape[2], mX.shape[3]
-            plane = tile.plane + chunk // cfg.num_chunks
-            pixel = cutlass.min(tile.h0 + r, height - 1) * width
-            pixel += cutlass.min(tile.w0 + s, width - 1)
+        for i in cutlass.range_constexpr(-(-cfg.halo_entries // cfg.threads)):
+            row = tidx + i * cfg.threads
+            r, s = row // cfg.halo_pitch, row % cfg.halo_pitch
+            pixel = cutlass.min(tile.h0 + r, mX.shape[2] - 1) * mX.shape[3]
+            pixel += cutlass.min(tile.w0 + s, mX.shape[3] - 1)
+            if (row >= cfg.halo_rows) | (s >= cfg.tile_w + 2):
+                pixel = Int32(-1)
+            if row < cfg.halo_entries:
+                sHalo[row] = pixel
+
+    @cute.jit
+    def copy_a(self, mX, sA, sHalo, i, chunk, tile, tidx):
+        """Starts this thread's i-th copy of a chunk's halo."""
+        cfg = self.config
+        row, vec = tidx // cfg.chunk_vecs, tidx % cfg.chunk_vecs
+        pixel = sHalo[row + i * cfg.copy_rows]
+        if pixel >= 0:
+            plane = Int64(tile.plane + chunk // cfg.num_chunks) * (mX.shape[2] * mX.shape[3])
             c = chunk % cfg.num_chunks * CHUNK + vec * VEC
-            offset = (Int64(plane) * (height * width) + pixel) * cfg.in_channels + c
-            src = vector_view(mX, offset, VEC).iterator
+            src = vector_view(mX, (plane + pixel) * cfg.in_channels + c, VEC).iterator
             start = chunk % NUM_A_STAGES * cfg.a_stage + i * (cfg.copy_rows * CHUNK)
-            dst = vector_view(sA, start + swizzled(first_row, vec), VEC).iterator
+            dst = vector_view(sA, start + swizzled(row, vec), VEC).iterator
             if const_expr(cfg.in_channels % (cfg.chunk_vecs * VEC) != 0):
                 cp_async_16_or_zero(dst, src, c < cfg.in_channels)
             else:
@@ -306,11 +317,14 @@ class Conv3dKernel:
                 else:
                     cp_async_16(dst, src)
 
-    def weight_column(self, chunk):
-        """First column of a chunk's first tap."""
+    @cute.jit
+    def next_chunk_columns(self, chunk) -> Int32:
+        """Columns from behind a chunk's last tap to the first tap of the next chunk."""
         cfg = self.config
-        plane, c = chunk // cfg.num_chunks, chunk % cfg.num_chunks * CHUNK
-        return plane * (TAPS_PER_PLANE * cfg.tap_pitch) + c
+        columns = Int32(CHUNK - TAPS_PER_PLANE * cfg.tap_pitch)
+        if (chunk + 1) % cfg.num_chunks == 0:
+            columns = Int32((1 - cfg.num_chunks) * CHUNK)
+        return columns
 
     @cute.jit
     def load_vectors(self, vectors, sVec, c0, tidx):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KIB = 1024
 ELEMENT_BYTES = 2
+INDEX_BYTES = 4
 WARP_THREADS = 32
 FULL_SM_THREADS = 256
 """Threads that fill an SM's 64 Ki registers, at 255 each."""
@@ -240,6 +241,11 @@ class Conv3dKernelConfig:
         return copies
 
     @property
+    def halo_entries(self) -> int:
+        """Rows that the copies of an A stage go through, surplus ones included."""
+        return self.a_copies * self.copy_rows
+
+    @property
     def b_copies(self) -> int:
         """Copies per thread of one B stage."""
         return -(-self.tile_channels // self.copy_rows)
@@ -288,4 +294,5 @@ class Conv3dKernelConfig:
 
 def smem_bytes(config: Conv3dKernelConfig) -> int:
     """Shared memory of one CTA."""
-    return (config.tile_elements + config.num_vectors * config.tile_channels) * ELEMENT_BYTES
+    elements = config.tile_elements + config.num_vectors * config.tile_channels
+    return elements * ELEMENT_BYTES + config.halo_entries * INDEX_BYTES

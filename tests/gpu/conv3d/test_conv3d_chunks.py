@@ -8,6 +8,7 @@ import torch
 
 from cudnn_blocks import ops, pack_causal_conv3d_weight, pack_conv3d_weight
 from cudnn_blocks.stages.kernel_cache import KERNELS
+from tests.helpers.conv3d_forms import BIAS_PAD, CAUSAL, NORM, NORM_PAD, RAW
 from tests.helpers.conv3d_gpu import (
     CUDA,
     ENGINES,
@@ -17,15 +18,7 @@ from tests.helpers.conv3d_gpu import (
     compiled_plan,
     frames_of,
 )
-from tests.helpers.conv3d_problem import (
-    BIAS_PAD,
-    CAUSAL,
-    NORM,
-    NORM_PAD,
-    RAW,
-    assert_exact,
-    make_problem,
-)
+from tests.helpers.conv3d_problem import assert_exact, make_problem
 from tests.helpers.tensors import assert_same_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # a convolution compiles for many seconds

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.helpers.conv3d_forms import BIAS_PAD, NORM, NORM_PAD, RAW
 from tests.helpers.conv3d_gpu import CUDA, ENGINES, LARGE, SMALL, TALL, compiled_plan
-from tests.helpers.conv3d_problem import BIAS_PAD, NORM, NORM_PAD, RAW, assert_exact, make_problem
+from tests.helpers.conv3d_problem import assert_exact, make_problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # a convolution compiles for many seconds
 SITES = ((1, 1, 1, 1), (2, 4, 3, 5), (1, 3, 20, 20), (2, 2, 31, 31), (1, 4, 9, 33))

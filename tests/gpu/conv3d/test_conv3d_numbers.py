@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from cudnn_blocks import ops, pack_conv3d_weight
+from tests.helpers.conv3d_forms import BIAS_PAD, CAUSAL, NORM, NORM_ONLY, NORM_PAD, RAW
 from tests.helpers.conv3d_gpu import (
     CUDA,
     ENGINES,
@@ -20,17 +21,7 @@ from tests.helpers.conv3d_gpu import (
     compiled_plan,
     odd_problems,
 )
-from tests.helpers.conv3d_problem import (
-    ATOL,
-    BIAS_PAD,
-    CAUSAL,
-    NORM,
-    NORM_ONLY,
-    NORM_PAD,
-    RAW,
-    RTOL,
-    make_problem,
-)
+from tests.helpers.conv3d_problem import ATOL, RTOL, make_problem
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # a convolution compiles for many seconds
 ADD, BIASED = {"residual": "add"}, {"residual": "add_biased"}
@@ -76,6 +67,7 @@ PORTABLE = [
     (NORM, (160, 160), LARGE, BIASED),
     (NORM, (8, 8), SMALL, {}),
     (NORM, (24, 320), TALL, ADD),
+    (NORM, (24, 200), SMALL, ADD),
     (NORM_PAD, (160, 320), SMALL, {"history_frames": 1, **ADD}),
     (NORM_PAD, (24, 40), TALL, {"history_frames": 2}),
     (NORM_PAD, (160, 160), LARGE, {"history_frames": 0, **BIASED}),

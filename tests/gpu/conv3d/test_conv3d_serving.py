@@ -11,8 +11,9 @@ import torch
 
 from cudnn_blocks.plan_cache import PLANS
 from cudnn_blocks.stages.kernel_cache import KERNELS
+from tests.helpers.conv3d_forms import CAUSAL, KINDS, RAW
 from tests.helpers.conv3d_gpu import CUDA
-from tests.helpers.conv3d_problem import CAUSAL, KINDS, RAW, assert_exact, make_problem
+from tests.helpers.conv3d_problem import assert_exact, make_problem
 from tests.helpers.tensors import assert_same_bits, guarded_copy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # a convolution compiles for many seconds
