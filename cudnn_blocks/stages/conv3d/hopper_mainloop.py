@@ -65,7 +65,8 @@ class LoadRole:
             for plane in cutlass.range(schedule.first_plane(unit), NUM_PLANES, unroll=1):
                 for chunk in cutlass.range(cfg.num_chunks, unroll=1):
                     halo_pipeline.producer_acquire(halo)
-                    origin = (chunk * CHUNK, tile.w, tile.h, tile.t + plane, tile.n)
+                    frame = schedule.halo_frame(tile, plane)
+                    origin = (chunk * CHUNK, tile.w, tile.h, frame, tile.n)
                     self.load_halo(origin, halo)
                     halo.advance()
                     for tap in cutlass.range(TAPS_PER_PLANE, unroll=1):

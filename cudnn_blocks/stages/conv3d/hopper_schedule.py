@@ -102,6 +102,18 @@ class TileSchedule:
                 first = cutlass.min(first, cutlass.max(skipped, 0))
         return first
 
+    @cute.jit
+    def halo_frame(self, tile: OutputTile, plane: Int32) -> Int32:
+        """The input frame of a filter plane; out of range, so read as zero, for a hinted one.
+
+        A tile meets a hinted frame where another tile of its cluster needs an earlier plane.
+        """
+        cfg = self.config
+        frame = tile.t + plane
+        if const_expr(cfg.zero_leading_frames > 0 and cfg.tile.cluster_m > 1):
+            frame = frame if frame >= cfg.zero_leading_frames else Int32(-1)
+        return frame
+
 
 def block_origin(cfg: Conv3dKernelConfig, tile: OutputTile, block: Int32) -> tuple:
     """(C, W, H, T, N) of the first output of an 8 x 8 block."""

@@ -466,9 +466,11 @@ class Conv3dKernel:
         """Stores this lane's channels of one pixel of ``mT``, whose N and T count as one."""
         base = self.pixel_offset(mT, tile, frame, h, w)
         for j in cutlass.range_constexpr(cute.size(rV, mode=[1])):
-            c = lane_channel(j)
-            dst = vector_view(mT, base + c, VEC).iterator
-            store_16_if(is_stored & self.has_channel(tile, c), rV[None, j].load(), dst)
+            # Past Co for every lane nothing is stored: a predicate known to be false is none.
+            if const_expr(QUAD * j * VEC < self.config.out_channels):
+                c = lane_channel(j)
+                dst = vector_view(mT, base + c, VEC).iterator
+                store_16_if(is_stored & self.has_channel(tile, c), rV[None, j].load(), dst)
 
     # Positions.
 

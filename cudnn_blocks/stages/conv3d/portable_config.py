@@ -79,7 +79,7 @@ class Conv3dKernelConfig:
     tile_h: int
 
     @classmethod
-    def from_geometry(  # noqa: PLR0913 - one argument per fact
+    def from_geometry(
         cls,
         in_channels: int,
         out_channels: int,
