@@ -28,12 +28,13 @@ from cudnn_blocks.stages.conv3d.hopper_config import (
     WARPGROUP_THREADS,
     Conv3dKernelConfig,
 )
-from cudnn_blocks.stages.conv3d.hopper_operands import TmaOperand, partition_box, pixel_box
+from cudnn_blocks.stages.conv3d.hopper_operands import pixel_box
 from cudnn_blocks.stages.conv3d.hopper_schedule import OutputTile, block_origin
 from cudnn_blocks.stages.device.bf16 import widen
 from cudnn_blocks.stages.device.masked_store import store_16_if
 from cudnn_blocks.stages.device.rounding import divide, row_divisor
 from cudnn_blocks.stages.device.silu import EXP_IS_ZERO, HEAD, TAIL_LN2
+from cudnn_blocks.stages.device.tma import TmaOperand, partition_box
 
 VEC = 8  # channels of one 16-byte access
 BIAS, GAMMA, RESIDUAL_BIAS = range(3)  # columns of sVec

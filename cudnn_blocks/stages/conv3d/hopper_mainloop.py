@@ -33,11 +33,11 @@ from cudnn_blocks.stages.conv3d.hopper_operands import (
     Stages,
     TmaOperands,
     halo_box,
-    partition_box,
     pixel_box,
     weight_box,
 )
 from cudnn_blocks.stages.conv3d.hopper_schedule import TileSchedule, block_origin
+from cudnn_blocks.stages.device.tma import partition_box
 
 
 @dataclass(frozen=True)

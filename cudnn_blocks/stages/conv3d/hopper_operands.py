@@ -15,7 +15,7 @@ Residual travels in weight stages: 64 pixels of ``n_tile`` channels have the siz
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import BFloat16, const_expr
+from cutlass import BFloat16
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from cudnn_blocks.stages.conv3d.hopper_config import (
@@ -24,16 +24,9 @@ from cudnn_blocks.stages.conv3d.hopper_config import (
     ELEMENT_BYTES,
     Conv3dKernelConfig,
 )
+from cudnn_blocks.stages.device.tma import TmaOperand, channels_first
 
 BOX_MODES = (0, 1, 2, 3, 4)  # of the layouts below; stages follow
-
-
-@dataclass(frozen=True)
-class TmaOperand:
-    """A TMA atom and the tensor of coordinates that it copies from or to."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -180,18 +173,3 @@ def value_operand(cfg: Conv3dKernelConfig, mV: cute.Tensor | None) -> TmaOperand
     op = cpasync.CopyBulkTensorTileS2GOp()
     layout, box = pixel_layout(cfg, 2), pixel_box(cfg, 2)
     return TmaOperand(*cpasync.make_tiled_tma_atom(op, channels_first(mV), layout, box))
-
-
-def channels_first(mX: cute.Tensor) -> cute.Tensor:
-    """(C, W, H, T, N), the order of TMA coordinates."""
-    return cute.make_tensor(mX.iterator, cute.select(mX.layout, mode=[4, 3, 2, 1, 0]))
-
-
-@cute.jit
-def partition_box(tma: TmaOperand, box, origin, sX: cute.Tensor, rank=0, cta_layout=None):
-    """Both sides of a copy of the box at ``origin``; the box modes of ``sX`` become one."""
-    gX = cute.local_tile(cute.domain_offset(origin, tma.tensor), box, (0, 0, 0, 0, 0))
-    cta_layout = cute.make_layout(1) if const_expr(cta_layout is None) else cta_layout
-    return cpasync.tma_partition(
-        tma.atom, rank, cta_layout, cute.group_modes(sX, 0, 5), cute.group_modes(gX, 0, 5)
-    )
