@@ -18,7 +18,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--all-targets",
         action="store_true",
-        help="codegen: compile every kernel for every target, not a covering subset",
+        help="codegen: compile for all ten targets, not for one per generation",
     )
 
 

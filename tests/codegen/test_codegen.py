@@ -10,7 +10,7 @@ import torch
 
 from cudnn_blocks.target import Target
 from tests.codegen.cubin_usage import cuobjdump, usage_of
-from tests.codegen.kernel_cases import COMPLETE_TARGET, FAMILIES, conv1d_cases, select
+from tests.codegen.kernel_cases import DEFAULT_TARGETS, FAMILIES, select
 from tests.conftest import SUMMARY_LINE
 
 MAX_REGISTERS = 255
@@ -72,20 +72,12 @@ def test_a_missing_tool_fails_with_a_reason(monkeypatch):
         cuobjdump.cache_clear()
 
 
-def test_the_subset_covers_every_pair_of_knobs():
-    """Fields of a case's name: D, W, L, layout, dtype, activation, bias, indices."""
-    full = [case.name.split()[1:] for case in conv1d_cases()]
-    subset = [case.name.split()[1:] for case in conv1d_cases() if case.is_covering]
-    forms = lambda rows: {tuple(row[1:4]) for row in rows}  # noqa: E731
-    assert forms(subset) == forms(full)
-    for a, b in itertools.combinations(range(3, 8), 2):
-        assert {(r[a], r[b]) for r in subset} == {(r[a], r[b]) for r in full}
-
-
-def test_the_complete_target_gets_everything():
+def test_every_case_is_compiled_for_every_default_target():
     names = {case.name for family in FAMILIES.values() for case in family()}
-    assert {case.name for case, target in select(False) if target == COMPLETE_TARGET} == names
     assert len(names) == sum(len(family()) for family in FAMILIES.values())
+    assert {(case.name, target) for case, target in select(False)} == set(
+        itertools.product(names, DEFAULT_TARGETS)
+    )
 
 
 def test_no_device_is_touched():
