@@ -32,7 +32,7 @@ def conv1d_cases() -> list[KernelCase]:
         _conv1d_case(8192, form, index, bits)
         for form, index, bits in itertools.product(forms, indices, range(8))
     ]
-    # Channel counts that vectorise less, and tails of the last CTA; the knobs vary from cell to cell.
+    # Channel counts that vectorise less, and tails of the last CTA; knobs vary from cell to cell.
     cases += [
         _conv1d_case(channels, form, index, (0b000, 0b011, 0b101, 0b110)[(form + index) % 4])
         for channels, form, index in itertools.product((521, 5, 12, 65537), forms, indices)
