@@ -6,6 +6,11 @@ from __future__ import annotations
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.frozen import frozen
 
+PADDING_SLOT = -1
+"""Slot of a padding row."""
+NO_FAULT, BELOW_PADDING, OUT_OF_RANGE, DUPLICATE = range(4)
+"""What is wrong with a row's slot, as ``status`` records it."""
+
 
 @frozen
 class CausalConv1dGeometry:

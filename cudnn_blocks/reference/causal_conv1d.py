@@ -6,9 +6,14 @@ from __future__ import annotations
 import torch
 
 from cudnn_blocks.errors import BadSlotError
+from cudnn_blocks.geometry.causal_conv1d import (
+    BELOW_PADDING,
+    DUPLICATE,
+    NO_FAULT,
+    OUT_OF_RANGE,
+    PADDING_SLOT,
+)
 
-PADDING_SLOT = -1
-BELOW_PADDING, OUT_OF_RANGE, DUPLICATE = 1, 2, 3
 FAULT_NAMES = {BELOW_PADDING: "below -1", OUT_OF_RANGE: "out of range", DUPLICATE: "duplicate"}
 
 
@@ -65,7 +70,7 @@ def find_faults(indices: torch.Tensor, num_slots: int) -> torch.Tensor:
     beyond = indices >= num_slots
     _, group, sizes = torch.unique(indices, return_inverse=True, return_counts=True)
     repeated = (sizes[group] > 1) & (indices != PADDING_SLOT)
-    faults = torch.where(repeated, DUPLICATE, 0)
+    faults = torch.where(repeated, DUPLICATE, NO_FAULT)
     faults = torch.where(beyond, OUT_OF_RANGE, faults)
     return torch.where(below, BELOW_PADDING, faults)
 
@@ -86,7 +91,7 @@ def _good_rows(
         if status is None:
             raise BadSlotError(list_faults(torch.stack([faults, indices.long()], dim=1)))
         status[bad] = torch.stack([faults[bad], indices[bad].long()], dim=1).int()
-    rows = ((faults == 0) & (indices != PADDING_SLOT)).nonzero().flatten()
+    rows = ((faults == NO_FAULT) & (indices != PADDING_SLOT)).nonzero().flatten()
     return rows, indices[rows].long()
 
 

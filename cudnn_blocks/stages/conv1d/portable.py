@@ -31,6 +31,13 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 from cutlass.cute.nvgpu.cpasync import CopyG2SOp
 from cutlass.memory import SmemAllocator
 
+from cudnn_blocks.geometry.causal_conv1d import (
+    BELOW_PADDING,
+    DUPLICATE,
+    NO_FAULT,
+    OUT_OF_RANGE,
+    PADDING_SLOT,
+)
 from cudnn_blocks.stages.conv1d.portable_config import (
     ELEMENT_BYTES,
     SCAN_LOADS,
@@ -38,17 +45,18 @@ from cudnn_blocks.stages.conv1d.portable_config import (
     WARP_THREADS,
     CausalConv1dUpdateConfig,
     fake_operands,
+    smem_bytes,
 )
 from cudnn_blocks.stages.device.activation import silu
 from cudnn_blocks.stages.device.control import cta_or, trap
 from cudnn_blocks.stages.device.prefetch import prefetch_l2, prefetch_l2_line
 
-__all__ = ["CausalConv1dUpdateConfig", "CausalConv1dUpdateKernel", "fake_operands"]
-
-PADDING_SLOT = -1
-
-# Fault codes of ``status[n, 0]``.
-NO_FAULT, BELOW_PADDING, OUT_OF_RANGE, DUPLICATE = range(4)
+__all__ = [
+    "CausalConv1dUpdateConfig",
+    "CausalConv1dUpdateKernel",
+    "fake_operands",
+    "smem_bytes",
+]
 
 
 class CausalConv1dUpdateKernel:

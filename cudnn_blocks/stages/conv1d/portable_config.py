@@ -10,6 +10,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 DTYPES = {"bf16": BFloat16, "fp16": Float16}
 ELEMENT_BYTES = 2
+WORD_BYTES = 4
 WARP_THREADS = 32
 SM_THREADS = 2048
 VECTOR_ELEMENTS = 8  # 16 bytes
@@ -154,3 +155,11 @@ def fake_operands(config: CausalConv1dUpdateConfig) -> tuple:
         ints((n,), (1,)) if config.has_indices else None,
         ints((n, 2), (2, 1)) if config.has_indices and config.bad_index == "report" else None,
     )
+
+
+def smem_bytes(config: CausalConv1dUpdateConfig) -> int:
+    """Shared memory of one CTA with the most rows."""
+    staged_elements = config.threads * config.vec * config.state_len * config.rows_large
+    staged_bytes = staged_elements * ELEMENT_BYTES if config.stages_state else 0
+    is_report = config.has_indices and config.bad_index == "report"
+    return staged_bytes + (config.num_warps * WORD_BYTES if is_report else 0)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +12,8 @@ import torch
 from cudnn_blocks.geometry import CausalConv1dGeometry
 from cudnn_blocks.reference import causal_conv1d as reference
 from cudnn_blocks.stages.capabilities import Capabilities, OneOf
-from cudnn_blocks.stages.kernel_cache import KERNELS, CompiledKernel, compile_kernel
-from cudnn_blocks.stages.stage import REFERENCE, Stage
+from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
+from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
 from cudnn_blocks.target import GPU_TARGET_NAMES, Target
 
@@ -41,7 +41,7 @@ class CausalConv1dUpdateModes:
     bad_index: str
 
 
-class CausalConv1dUpdateStage(Stage):
+class CausalConv1dUpdateStage(KernelStage):
     """One launch that advances the state and writes the output."""
 
     name = "conv1d_update"
@@ -76,30 +76,16 @@ class CausalConv1dUpdateStage(Stage):
         super().__init__(facts, target, engine)
         self.geometry = geometry
         self.modes = modes
-        self._call: Callable[..., object] | None = None
 
-    def compile(self) -> None:
-        """Compiles the one kernel of this specialisation."""
-        if self.engine == PORTABLE:
-            self._call = self.compiled_kernel().call
-
-    def compiled_kernel(self, *, keep_cubin: bool = False) -> CompiledKernel:
-        """The kernel of this specialisation; compiled afresh where the cubin is asked for."""
+    def _choose_kernel(self) -> KernelChoice:
         from cudnn_blocks.stages.conv1d import portable
 
         config = portable.CausalConv1dUpdateConfig.from_geometry(
             self.geometry, self.target, **dataclasses.asdict(self.modes)
         )
-
-        def build() -> CompiledKernel:
-            return compile_kernel(
-                portable.CausalConv1dUpdateKernel(config),
-                portable.fake_operands(config),
-                self.target,
-                keep_cubin=keep_cubin,
-            )
-
-        return build() if keep_cubin else KERNELS.get((config, self.target.name), build)
+        return KernelChoice(
+            portable.CausalConv1dUpdateKernel, config, portable.fake_operands, portable.smem_bytes
+        )
 
     def run_reference(self, operands: Sequence[torch.Tensor | None]) -> None:
         """Runs in torch."""
@@ -109,7 +95,7 @@ class CausalConv1dUpdateStage(Stage):
         )
 
     def launch(self, operands: Sequence[torch.Tensor | None], stream: int) -> None:
-        """One launch."""
+        """One launch; the operands are in kernel order, and a decode step has no call to spare."""
         self._call(*operands, stream)  # type: ignore[misc]
 
     def describe(self) -> str:
