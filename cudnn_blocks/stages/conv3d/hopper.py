@@ -50,6 +50,7 @@ from cutlass.pipeline import (
     pipeline_init_wait,
 )
 
+from cudnn_blocks.stages.conv3d.epilogues import BIAS_RESIDUAL_PAD, NORM_PAD
 from cudnn_blocks.stages.conv3d.hopper_borders import LEADING_FRAMES, BorderRole
 from cudnn_blocks.stages.conv3d.hopper_config import (
     BARRIER_BYTES,
@@ -81,7 +82,6 @@ from cudnn_blocks.stages.conv3d.hopper_operands import (
     weight_operand,
 )
 from cudnn_blocks.stages.conv3d.hopper_schedule import TileExtents, TileSchedule
-from cudnn_blocks.stages.conv3d.hopper_tiles import BIAS_RESIDUAL_PAD, NORM_PAD
 
 __all__ = ["Conv3dKernel", "Conv3dKernelConfig", "fake_operands", "smem_bytes"]
 

@@ -7,8 +7,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Int32, Int64, const_expr
 
+from cudnn_blocks.stages.conv3d.epilogues import NORM_PAD
 from cudnn_blocks.stages.conv3d.hopper_config import WARP_THREADS, Conv3dKernelConfig
-from cudnn_blocks.stages.conv3d.hopper_tiles import NORM_PAD
 
 VEC = 8  # channels of one 16-byte store
 LEADING_FRAMES = 2  # of a padded output

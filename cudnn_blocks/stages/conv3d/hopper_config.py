@@ -4,15 +4,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cudnn_blocks.stages.conv3d.hopper_tiles import (
-    BIAS_RESIDUAL_PAD,
-    MAX_TILE_ELEMENTS,
-    NORM,
-    NORM_PAD,
-    RAW,
-    TileChoice,
-    choose_tile,
-)
+from cudnn_blocks.stages.conv3d.epilogues import BIAS_RESIDUAL_PAD, NORM, NORM_PAD, RAW
+from cudnn_blocks.stages.conv3d.hopper_tiles import MAX_TILE_ELEMENTS, TileChoice, choose_tile
 
 if TYPE_CHECKING:
     from cudnn_blocks.target import Target

@@ -33,7 +33,7 @@ from cudnn_blocks.stages.conv3d.hopper_schedule import OutputTile, block_origin
 from cudnn_blocks.stages.device.bf16 import widen
 from cudnn_blocks.stages.device.masked_store import store_16_if
 from cudnn_blocks.stages.device.rounding import divide, row_divisor
-from cudnn_blocks.stages.device.silu import EXP_IS_ZERO, HEAD, TAIL_LN2
+from cudnn_blocks.stages.device.silu import silu_of_bf16
 from cudnn_blocks.stages.device.tma import TmaOperand, partition_box
 
 VEC = 8  # channels of one 16-byte access
@@ -237,7 +237,7 @@ class EpilogueRole:
                     value = load_vector(rAcc[None, g, r, m])
                     normalised = divide(value, den, inverse).to(BFloat16)
                     affine = (widen(normalised) * scale).to(BFloat16) * gamma
-                    activated = silu(widen(affine)).to(BFloat16)
+                    activated = silu_of_bf16(widen(affine)).to(BFloat16)
                     store_16_if(is_inside, activated, gO[None, g].iterator)
                     if const_expr(self.outputs.mC is not None):
                         store_16_if(is_cached, activated, gC[None, g].iterator)
@@ -343,20 +343,3 @@ def store_vector(x: cute.TensorSSA, r: cute.Tensor):
     """The reverse of :func:`load_vector`."""
     for i in cutlass.range_constexpr(VEC):
         r[i] = x[i]
-
-
-@cute.jit
-def silu(x: cute.TensorSSA) -> cute.TensorSSA:
-    """``x / (1 + exp(-x))`` as :func:`silu_of_bf16`, with one addition less, and registers.
-
-    ``exp(-x) = head * (1 + tail)``; the factor is rounded before the product.
-    """
-    rBounded = cute.make_rmem_tensor(x.shape, Float32)
-    for i in cutlass.range_constexpr(cute.size(x.shape)):
-        rBounded[i] = cute.arch.fmin(x[i], EXP_IS_ZERO)
-    bounded = rBounded.load()
-    one = cute.full_like(x, 1.0)
-    head = cute.math.exp2(bounded * HEAD, fastmath=True)
-    tail = cute.math.fma(bounded, cute.full_like(x, TAIL_LN2), one)
-    den = cute.math.fma(head, tail, one)
-    return x * cute.math.rcp(den, approx=True, ftz=True)

@@ -12,12 +12,7 @@ The K loop does not depend on any of this: whatever tile is chosen, the bits are
 
 from dataclasses import dataclass
 
-RAW, NORM, NORM_PAD, BIAS_RESIDUAL_PAD = EPILOGUES = (
-    "raw",
-    "norm",
-    "norm_pad",
-    "bias_residual_pad",
-)
+from cudnn_blocks.stages.conv3d.epilogues import NORM, NORM_PAD, RAW
 
 IN_CHANNEL_MULTIPLE = 32
 """Input channels that were compiled and run are multiples of this."""

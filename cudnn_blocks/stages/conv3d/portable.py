@@ -43,7 +43,7 @@ from cutlass.cute.nvgpu import warp
 from cutlass.cute.runtime import make_fake_compact_tensor
 from cutlass.memory import SmemAllocator
 
-from cudnn_blocks.stages.conv3d.hopper_tiles import NORM, NORM_PAD, RAW
+from cudnn_blocks.stages.conv3d.epilogues import NORM, NORM_PAD, RAW
 from cudnn_blocks.stages.conv3d.portable_config import (
     CHUNK,
     GROUP,

@@ -16,7 +16,7 @@ from cudnn_blocks.geometry.conv3d import (
     KERNEL,
     packed_channels,
 )
-from cudnn_blocks.stages.conv3d.hopper_tiles import NORM, NORM_PAD, RAW
+from cudnn_blocks.stages.conv3d.epilogues import NORM, NORM_PAD, RAW
 
 if TYPE_CHECKING:
     from cudnn_blocks.target import Target

@@ -14,14 +14,11 @@ from cudnn_blocks.geometry.conv3d import Conv3dGeometry, Shape
 from cudnn_blocks.reference import conv3d as reference
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, NoneOr, UpTo
+from cudnn_blocks.stages.conv3d.epilogues import BIAS_RESIDUAL_PAD, NORM, NORM_PAD, RAW
 from cudnn_blocks.stages.conv3d.hopper_tiles import (
-    BIAS_RESIDUAL_PAD,
     CHANNEL_TILES,
     IN_CHANNEL_MULTIPLE,
-    NORM,
     NORM_OUT_CHANNELS,
-    NORM_PAD,
-    RAW,
 )
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.stage import REFERENCE
@@ -43,8 +40,6 @@ MAX_ROWS = 2**28 - 1
 The hopper kernel reaches further, and is held to the same so that a long clip and its chunks never
 run on different engines.
 """
-HOPPER_PLANE_VECTORS = 2**31 - 1
-"""16-byte vectors of one plane of the output, which the hopper kernel numbers in 32 bits."""
 
 _SEPARATE_NORM = "Conv3dRaw, then RmsNormSiluPad"
 _ANY_CHANNELS: Mapping[str, Constraint] = {
@@ -111,7 +106,6 @@ class Conv3dStage(KernelStage):
                 ),
                 "rows": UpTo(MAX_ROWS),
                 "plane_sites": UpTo(MAX_PLANE_SITES),
-                "plane_vectors": UpTo(HOPPER_PLANE_VECTORS),
             },
             dsl=DSL,
         ),
@@ -150,7 +144,6 @@ class Conv3dStage(KernelStage):
             "normalized_channels": out_channels if modes.is_normalized else None,
             "rows": n * t * h,
             "plane_sites": h * w,
-            "plane_vectors": h * w * out_channels // PORTABLE_CHANNEL_MULTIPLE,
         }
         super().__init__(facts, target, engine)
         self.geometry = geometry
