@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[2]
+TORCH_CUDNN = "torch-cudnn"
+"""Stands among the peers for the cuDNN that torch uses, wherever it comes from."""
 COMMIT_VARIABLE = "CUDNN_BLOCKS_BENCH_COMMIT"
 
 
@@ -31,6 +33,9 @@ def require_gpu() -> torch.cuda._CudaDeviceProperties:
 
 def version_of(distribution: str) -> str | None:
     """Installed version, or None."""
+    if distribution == TORCH_CUDNN:
+        version = torch.backends.cudnn.version()
+        return None if version is None else str(version)
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -53,10 +58,13 @@ def _output(*command: str) -> str | None:
 
 
 def commit() -> str:
-    """HEAD, ``-dirty`` where files other than results differ; else the variable's value."""
+    """The variable's value; else HEAD, ``-dirty`` where files other than results differ."""
+    named = os.environ.get(COMMIT_VARIABLE)
+    if named:
+        return named
     head = _output("git", "rev-parse", "HEAD") if (ROOT / ".git").exists() else None
     if head is None:
-        return os.environ.get(COMMIT_VARIABLE, "unknown")
+        return "unknown"
     changed = _output("git", "status", "--porcelain", "--", ".", ":!benchmarks/results")
     return f"{head}-dirty" if changed else head
 

@@ -51,7 +51,7 @@ class CausalConv1dUpdateStage(KernelStage):
             targets=OneOf(GPU_TARGET_NAMES),
             serves=_SERVED,
             dsl=DslRequirement((4, 8, 1)),
-            evidence={"sm_90a": "benchmarks/results/nvidia-h200/causal_conv1d_update.partial.json"},
+            evidence={"sm_90a": "benchmarks/results/nvidia-h200/causal_conv1d_update.json"},
         ),
         Capabilities(
             engine=REFERENCE,
