@@ -12,6 +12,9 @@ import torch
 from cudnn_blocks.errors import ContractError
 
 REGION_ALIGNMENT_BYTES = 256
+"""Of each region within the workspace, and of the workspace itself on a GPU."""
+HOST_ALIGNMENT_BYTES = 64
+"""Of a workspace on the CPU: what torch's allocations there have."""
 ENGINE_SCRATCH = "engine_scratch"
 
 
@@ -77,12 +80,13 @@ class WorkspaceLayout:
             raise ContractError("workspace", wanted, workspace.device)
         if workspace.numel() < self._size_bytes:
             raise ContractError("workspace", wanted, f"{workspace.numel()} bytes")
-        if self._size_bytes and workspace.data_ptr() % REGION_ALIGNMENT_BYTES:
+        alignment = REGION_ALIGNMENT_BYTES if device.type == "cuda" else HOST_ALIGNMENT_BYTES
+        excess = workspace.data_ptr() % alignment
+        if self._size_bytes and excess:
             raise ContractError(
                 "workspace",
-                f"a {REGION_ALIGNMENT_BYTES}-byte aligned address",
-                f"address % {REGION_ALIGNMENT_BYTES} == "
-                f"{workspace.data_ptr() % REGION_ALIGNMENT_BYTES}",
+                f"a {alignment}-byte aligned address",
+                f"address % {alignment} == {excess}",
             )
 
     def view(

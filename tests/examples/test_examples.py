@@ -79,7 +79,11 @@ def corrupt_state(stack):
 
 def test_every_example_is_numbered_and_has_main():
     paths = sorted(EXAMPLES.glob("*.py"))
-    assert [path.name for path in paths] == ["01_probe.py", "02_decode_loop.py"]
+    assert [path.name for path in paths] == [
+        "01_probe.py",
+        "02_decode_loop.py",
+        "03_video_vae_stream.py",
+    ]
     for path in paths:
         assert re.match(r"\d\d_[a-z0-9_]+\.py$", path.name)
         assert callable(load(path.stem).main)
