@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -17,14 +18,18 @@ from rich.progress import track
 
 from benchmarks.harness import environment, report, results
 from benchmarks.harness.case import Bench, Case, Lab, Outcome, select
-from benchmarks.harness.ceilings import copy_bandwidth_gb_s
+from benchmarks.harness.ceilings import copy_bandwidth_gb_s, matmul_tflop_s
+from benchmarks.harness.goals import verdicts
+from benchmarks.harness.precompile import precompile
 from benchmarks.harness.timing import GraphTimer
 from cudnn_blocks.errors import CudaUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BENCHES = {"causal_conv1d_update": "benchmarks.causal_conv1d_update"}
+BENCHES = {
+    name: f"benchmarks.{name}" for name in ("causal_conv1d_update", "conv3d", "rmsnorm_silu_pad")
+}
 """Name to module; each module holds ``BENCH``."""
 
 
@@ -44,7 +49,13 @@ def open_lab(rounds: int, *, check_only: bool) -> Lab:
     l2_bytes = environment.require_gpu().L2_cache_size
     if check_only:
         return Lab(rounds, l2_bytes, ceiling_gb_s=None, timer=None, check_only=True)
-    return Lab(rounds, l2_bytes, copy_bandwidth_gb_s(), GraphTimer(l2_bytes))
+    return Lab(
+        rounds,
+        l2_bytes,
+        copy_bandwidth_gb_s(),
+        GraphTimer(l2_bytes),
+        peak_tflop_s=matmul_tflop_s(),
+    )
 
 
 def document_of(
@@ -68,12 +79,20 @@ def document_of(
 
 
 def run_bench(
-    bench: Bench, cases: Sequence[Case], lab: Lab, selection: dict[str, str], out: Path
+    bench: Bench,
+    cases: Sequence[Case],
+    lab: Lab,
+    selection: dict[str, str],
+    out: Path,
+    jobs: int = 1,
 ) -> bool:
     """Runs one bench, prints it and writes it; True where all our arms are right.
 
     The file is written anew after every case, so a run that is cut short keeps what it measured.
     """
+    plans = [plan for case in cases for plan in case.plans()]
+    if plans:
+        click.echo(f"{bench.name}: {precompile(plans, jobs)}", err=True)
     before = environment.sm_clock_mhz()
     total = Outcome()
     document = document_of(bench, total, (before, None), selection)
@@ -86,12 +105,17 @@ def run_bench(
         total.rows.extend(outcome.rows)
         total.compile_counts.extend(outcome.compile_counts)
         total.descriptions.extend(outcome.descriptions)
-        measured = {"rows": total.rows, "compile_counts": total.compile_counts}
+        measured = {
+            "rows": total.rows,
+            "compile_counts": total.compile_counts,
+            "verdicts": verdicts(bench.goals, total.rows, is_whole=False),
+        }
         document = document.model_copy(update=measured)
         if not lab.check_only:
             path = results.write(document, bench.name, out)
     clocks = (before, environment.sm_clock_mhz())
-    document = document.model_copy(update={"sm_clock_mhz": clocks})
+    judged = verdicts(bench.goals, total.rows, is_whole=not selection)
+    document = document.model_copy(update={"sm_clock_mhz": clocks, "verdicts": judged})
     if path is not None:
         results.write(document, bench.name, out)
     console = report.console()
@@ -123,6 +147,13 @@ def run_bench(
 )
 @click.option("--list", "list_only", is_flag=True, help="Print the selected cases; needs no GPU.")
 @click.option("--check-only", is_flag=True, help="Check every arm, time nothing, write nothing.")
+@click.option(
+    "--jobs",
+    default=min(os.cpu_count() or 1, 16),
+    show_default="one a core",
+    type=click.IntRange(min=1),
+    help="Processes that compile our kernels ahead; 1 compiles each where it is first needed.",
+)
 def main(
     benches: tuple[str, ...],
     case_pattern: str | None,
@@ -131,6 +162,7 @@ def main(
     out: Path,
     list_only: bool,
     check_only: bool,
+    jobs: int,
 ) -> None:
     """Times BENCH (all of them by default) against its peers and writes the results as JSON."""
     selection = {
@@ -151,7 +183,7 @@ def main(
         lab = open_lab(rounds, check_only=check_only)
     except CudaUnavailableError as error:
         raise NoGpu(f"{type(error).__name__}: {error}") from error
-    right = [run_bench(bench, cases, lab, selection, out) for bench, cases in grids if cases]
+    right = [run_bench(bench, cases, lab, selection, out, jobs) for bench, cases in grids if cases]
     sys.exit(0 if all(right) else 1)
 
 

@@ -17,6 +17,8 @@ class Role(Enum):
 
     OURS = "ours"
     """The default engine; carries the ratio to the best peer of its variant."""
+    ENGINE = "engine"
+    """Another engine of ours: checked and timed, and no ratio is formed with it."""
     PEER = "peer"
     """A baseline; it competes for best peer of its variant."""
     YARDSTICK = "yardstick"
@@ -37,6 +39,8 @@ class Arm:
     """Arms of one case are timed together; ratios are formed among arms of equal variant."""
     description: str = ""
     """What ``describe()`` says of the plan behind it."""
+    fault: str | None = None
+    """What its build already found wrong; such an arm fails its check and is never timed."""
 
     @property
     def key(self) -> str:

@@ -8,10 +8,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.sets import MIN_SETS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from benchmarks.harness.arm import Arm, Offer
+    from benchmarks.harness.goals import Goal
     from benchmarks.harness.results import CompileCount, Row
     from benchmarks.harness.timing import GraphTimer
 
@@ -26,6 +29,8 @@ class Lab:
     """None where nothing is timed."""
     timer: GraphTimer | None
     check_only: bool = False
+    peak_tflop_s: float | None = None
+    """BF16 matrix product; None where nothing is timed."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,10 @@ class Case(ABC):
     def measure(self, lab: Lab) -> Outcome:
         """Checks, and unless the run only checks, times."""
 
+    def plans(self) -> Sequence[Any]:
+        """Plans over meta samples whose kernels are worth compiling ahead, all at once."""
+        return ()
+
 
 class ArmCase(Case):
     """A case whose arms work on buffer sets."""
@@ -70,6 +79,12 @@ class ArmCase(Case):
     """Fewest bytes one launch must move: each input read once, each output written once."""
     base_variant: str | None = None
     """Variant that the overhead of the others is counted from."""
+    flops: int | None = None
+    """Fewest floating-point operations of one launch; None where only bytes bound it."""
+    min_sets: int = MIN_SETS
+    """Buffer sets that a graph walks at least."""
+    family: str | None = None
+    """First word of its rows where that is not ``kernel``."""
 
     @abstractmethod
     def make_sets(self, count: int) -> Sequence[Any]:
@@ -92,6 +107,8 @@ class Bench:
     cases: tuple[Case, ...]
     peer_distributions: tuple[str, ...]
     """Packages whose versions the document records."""
+    goals: tuple[Goal, ...] = ()
+    """What its rows have to show on the GPU they were set for."""
 
 
 def _matches(pattern: str | None, candidates: Iterable[str]) -> bool:

@@ -20,12 +20,16 @@ ONE_ROUNDING = Tolerance(roundings=1.0, atol=1e-5)
 """The correctly rounded output or its neighbour; the absolute term covers FP32 summation order."""
 PEER = Tolerance(roundings=4.0, atol=3e-2)
 """Peers may use approximate sigmoids."""
+CONV3D = Tolerance(roundings=0.02 / torch.finfo(torch.bfloat16).eps, atol=0.02)
+"""``atol = rtol = 0.02``, the tolerance of the Conv3D family's contract."""
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) -> str | None:
-    """Compares an output with its FP32 expectation; NaN never passes."""
+def close(
+    actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, name: str = "output"
+) -> str | None:
+    """Compares an output with what is expected, in FP32; NaN never passes."""
     if actual.shape != expected.shape:
-        return f"output shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+        return f"{name} shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     wide = expected.float()
     error = (actual.float() - wide).abs()
     bound = tolerance.atol + tolerance.roundings * torch.finfo(actual.dtype).eps * wide.abs()
@@ -33,7 +37,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance) ->
     if not bad.any():
         return None
     worst = torch.where(error.isnan(), torch.inf, error).max().item()
-    return f"output: {int(bad.sum())} of {bad.numel()} elements off, worst error {worst:.3g}"
+    return f"{name}: {int(bad.sum())} of {bad.numel()} elements off, worst error {worst:.3g}"
 
 
 def same_bits(name: str, actual: torch.Tensor, expected: torch.Tensor) -> str | None:

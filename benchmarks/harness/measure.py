@@ -24,13 +24,15 @@ def descriptions_of(offers: Sequence[Offer]) -> list[str]:
 
 
 def failures_of(case: ArmCase, offers: Sequence[Offer]) -> dict[str, str]:
-    """Arm key to what the check found wrong; an arm that raises is wrong too."""
+    """Arm key to what the build or the check found wrong; an arm that raises is wrong too."""
     failures = {}
-    for arm in (one for one in offers if isinstance(one, Arm) and one.role is not Role.YARDSTICK):
-        try:
-            wrong = case.check(arm)
-        except Exception as error:
-            wrong = one_line(error)
+    for arm in (one for one in offers if isinstance(one, Arm)):
+        wrong = arm.fault
+        if wrong is None and arm.role is not Role.YARDSTICK:
+            try:
+                wrong = case.check(arm)
+            except Exception as error:
+                wrong = one_line(error)
         if wrong:
             failures[arm.key] = wrong
     return failures
@@ -63,7 +65,7 @@ def rounds_of(
 
 def measure_graph(case: ArmCase, lab: Lab) -> Outcome:
     """Kernel and latency rows: one CUDA graph per arm over the case's buffer sets."""
-    plan = plan_sets(case.footprint_bytes, lab.l2_bytes)
+    plan = plan_sets(case.footprint_bytes, lab.l2_bytes, case.min_sets)
     sets = case.make_sets(1 if lab.check_only else plan.count)
     offers = case.offers(sets, lab.timer)
     failures = failures_of(case, offers)
@@ -73,7 +75,7 @@ def measure_graph(case: ArmCase, lab: Lab) -> Outcome:
         captured = captured_arms(arms, sets, failures)
         rounds = rounds_of(arms, captured, lab.timer, lab.rounds)
     measured = Measured(
-        kind=plan.kind,
+        kind=case.family if case.family and plan.is_cold else plan.kind,
         name=case.name,
         shape=case.shape,
         mode="graph",
@@ -82,6 +84,8 @@ def measure_graph(case: ArmCase, lab: Lab) -> Outcome:
         rounds_us=rounds,
         traffic_bytes=case.traffic_bytes,
         ceiling_gb_s=lab.ceiling_gb_s,
+        flops=case.flops,
+        peak_tflop_s=lab.peak_tflop_s,
         base_variant=case.base_variant,
     )
     return Outcome(build_rows(measured), descriptions=descriptions_of(offers))

@@ -46,7 +46,7 @@ def _cells(row: Row) -> list[str]:
         _number(row.median_us, ".2f") or status,
         "" if row.min_us is None else f"{row.min_us:.2f}-{row.max_us:.2f}",
         _number(row.floor_us, ".2f"),
-        _number(row.achieved, ".0f"),
+        "" if row.achieved is None else f"{row.achieved:.0f} {row.unit}",
         _number(_share(row), ".0%"),
         _number(row.control_spread, ".1%"),
         _number(row.ratio_to_best_peer, ".2f"),
@@ -61,8 +61,8 @@ HEADINGS = (
     ("median us", "right"),
     ("min-max", "right"),
     ("floor us", "right"),
-    ("GB/s", "right"),
-    ("of copy", "right"),
+    ("rate", "right"),
+    ("of ceiling", "right"),
     ("control", "right"),
     ("vs best peer", "right"),
     ("note", "left"),
@@ -119,5 +119,10 @@ def summary(document: Document, worst: int = 20) -> list[str]:
         f"compiles {one.case}: {one.calls_one_batch_size} for one batch size, "
         f"{one.calls_sweep} for {one.batch_sizes} of them"
         for one in document.compile_counts
+    ]
+    lines += [
+        f"{'met    ' if one.met else 'NOT MET'} {one.case}: {one.measure} "
+        f"{_number(one.got, '.3f') or 'missing'}, at least {one.at_least}"
+        for one in document.verdicts
     ]
     return lines

@@ -21,7 +21,7 @@ class Row(_Model):
     """One arm of one case. Times are per launch or per call."""
 
     case: str
-    """``<kind>/<case>[/<variant>]/<shape>``; kind is kernel, latency or host."""
+    """``<kind>/<case>[/<variant>]/<shape>``; kind is kernel, latency, host or a bench's own."""
     arm: str
     engine: str | None
     """The resolved engine; None where the arm could not be built."""
@@ -30,11 +30,11 @@ class Row(_Model):
     min_us: float | None = None
     max_us: float | None = None
     floor_us: float | None = None
-    """Fewest bytes the op must move, over the ceiling."""
+    """Fewest bytes or operations of the op over their ceiling, whichever takes longer."""
     achieved: float | None = None
-    """Those bytes over the median, in GB/s."""
+    """Those bytes or operations over the median, in ``unit``."""
     ceiling: float | None = None
-    """Copy bandwidth measured in this run, in GB/s."""
+    """Copy bandwidth or matrix-product rate measured in this run, in ``unit``."""
     control_spread: float | None = None
     """Relative difference of the best peer timed twice, per case and variant."""
     ratio_to_best_peer: float | None = None
@@ -46,6 +46,8 @@ class Row(_Model):
     """Host rows: this arm's median over the trivial launch's."""
     overhead: float | None = None
     """Relative cost over the same arm in the case's base variant, e.g. indexed over not indexed."""
+    unit: Literal["GB/s", "TFLOP/s"] = "GB/s"
+    """What bounds the op by the roofline: bytes or operations."""
 
 
 class CompileCount(_Model):
@@ -60,6 +62,19 @@ class CompileCount(_Model):
     def passes(self) -> bool:
         """The sweep compiles no more often than one batch size does."""
         return self.calls_sweep <= self.calls_one_batch_size
+
+
+class Verdict(_Model):
+    """What one row shows against a goal set for it."""
+
+    case: str
+    """The row's case, or the goal's pattern where no row matches it."""
+    measure: Literal["ratio", "share"]
+    """``ratio_to_best_peer``, or ``achieved`` over ``ceiling``."""
+    at_least: float
+    got: float | None
+    """None where the row has no such number."""
+    met: bool
 
 
 class Document(_Model):
@@ -80,6 +95,7 @@ class Document(_Model):
     """The filters of a partial run; empty for the whole grid."""
     rows: list[Row]
     compile_counts: list[CompileCount] = Field(default_factory=list)
+    verdicts: list[Verdict] = Field(default_factory=list)
 
 
 def gpu_slug(name: str) -> str:

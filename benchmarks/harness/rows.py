@@ -35,6 +35,8 @@ class Measured:
     """Key of the arm that host rows are related to."""
     base_variant: str | None = None
     """Variant that ``overhead`` of the others is counted from."""
+    flops: int | None = None
+    peak_tflop_s: float | None = None
 
 
 def passing(offers: Sequence[Offer], failures: Mapping[str, str]) -> list[Arm]:
@@ -113,14 +115,25 @@ class _Builder:
             **self._roofline(median_us),
         )
 
-    def _roofline(self, median_us: float) -> dict[str, float | None]:
-        traffic, ceiling = self._it.traffic_bytes, self._it.ceiling_gb_s
-        if traffic is None or ceiling is None:
+    def _roofline(self, median_us: float) -> dict[str, object]:
+        """Against whichever of bytes and operations bounds the case."""
+        it = self._it
+        bounds = [
+            (amount / (ceiling * scale), amount / (median_us * scale), ceiling, unit)
+            for amount, ceiling, scale, unit in (
+                (it.traffic_bytes, it.ceiling_gb_s, 1e3, "GB/s"),
+                (it.flops, it.peak_tflop_s, 1e6, "TFLOP/s"),
+            )
+            if amount is not None and ceiling is not None
+        ]
+        if not bounds:
             return {}
+        floor_us, achieved, ceiling, unit = max(bounds, key=lambda bound: bound[0])
         return {
-            "floor_us": round(traffic / (ceiling * 1e3), 4),
-            "achieved": round(traffic / (median_us * 1e3), 1),
+            "floor_us": round(floor_us, 4),
+            "achieved": round(achieved, 1),
             "ceiling": round(ceiling, 1),
+            "unit": unit,
         }
 
     def _ratio(self, arm: Arm) -> float | None:

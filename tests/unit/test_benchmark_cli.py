@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from benchmarks import run
 from benchmarks.causal_conv1d_update import BENCH
 from benchmarks.harness.case import Lab, Outcome, select
-from benchmarks.harness.results import Row
+from benchmarks.harness.goals import Goal
+from benchmarks.harness.results import Document, Row
 
 
 def invoke(*args):
@@ -25,7 +26,7 @@ def no_gpu(monkeypatch):
 def test_list_needs_no_gpu(no_gpu):
     result = invoke("--list")
     assert result.exit_code == 0
-    assert len(result.output.splitlines()) == len(BENCH.cases)
+    assert len(result.output.splitlines()) == sum(len(run.load(n).cases) for n in run.BENCHES)
     assert "causal_conv1d_update  kernel|latency/L4/N1024-D8192" in result.output
 
 
@@ -89,16 +90,38 @@ class _FakeCase:
     def measure(self, lab: Lab) -> Outcome:
         return Outcome(rows=[self._row])
 
+    def plans(self) -> list[object]:
+        return []
 
-@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("failed", 1)])
-def test_exit_status_tells_whether_our_arms_are_right(monkeypatch, tmp_path, status, code):
-    bench = run.Bench("causal_conv1d_update", (_FakeCase(status),), ())
+
+@pytest.fixture
+def fake_lab(monkeypatch):
     lab = Lab(rounds=1, l2_bytes=1 << 20, ceiling_gb_s=None, timer=None)
-    monkeypatch.setattr(run, "load", lambda name: bench)
     monkeypatch.setattr(run, "open_lab", lambda rounds, check_only: lab)
     monkeypatch.setattr(run.environment, "sm_clock_mhz", lambda: None)
     monkeypatch.setattr(run.environment, "driver", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    result = invoke("--out", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("filters", "verdict"), [((), "NOT MET"), (("--case", "L4"), None), (("--case", "L*"), None)]
+)
+def test_goals_are_judged_printed_and_written(monkeypatch, tmp_path, fake_lab, filters, verdict):
+    bench = run.Bench("conv3d", (_FakeCase("ok"),), (), (Goal("fused/*", 1.5),))
+    monkeypatch.setattr(run, "load", lambda name: bench)
+    result = invoke("conv3d", "--out", str(tmp_path), *filters)
+    assert result.exit_code == 0, result.output
+    assert ("NOT MET fused/*: ratio missing, at least 1.5" in result.output) is bool(verdict)
+    (path,) = (tmp_path / "nvidia-h200").iterdir()
+    assert len(Document.model_validate_json(path.read_text()).verdicts) == bool(verdict)
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("failed", 1)])
+def test_exit_status_tells_whether_our_arms_are_right(
+    monkeypatch, tmp_path, fake_lab, status, code
+):
+    bench = run.Bench("causal_conv1d_update", (_FakeCase(status),), ())
+    monkeypatch.setattr(run, "load", lambda name: bench)
+    result = invoke("causal_conv1d_update", "--out", str(tmp_path))
     assert result.exit_code == code, result.output
     assert (tmp_path / "nvidia-h200" / "causal_conv1d_update.json").exists()
