@@ -26,8 +26,13 @@ class CapturedArm:
     """One graph that launches an arm once on each buffer set."""
 
     graph: torch.cuda.CUDAGraph
-    count: int
-    """Launches in the graph."""
+    launches: tuple[Launch, ...]
+    """One per buffer set. They own tensors that the graph reads and nothing else holds."""
+
+    @property
+    def count(self) -> int:
+        """Launches in the graph."""
+        return len(self.launches)
 
 
 def capture(launches: Sequence[Launch]) -> CapturedArm:
@@ -40,7 +45,7 @@ def capture(launches: Sequence[Launch]) -> CapturedArm:
     del outputs
     graph.replay()
     torch.cuda.synchronize()
-    return CapturedArm(graph, len(launches))
+    return CapturedArm(graph, tuple(launches))
 
 
 class GraphTimer:

@@ -273,7 +273,7 @@ class SteadyTimer(GraphTimer):
 
 def test_timed_rows_carry_their_family_and_a_ratio(monkeypatch):
     def launch_all(launches):
-        return CapturedArm([launch() for launch in launches], len(launches))
+        return CapturedArm([launch() for launch in launches], tuple(launches))
 
     monkeypatch.setattr(measure, "capture", launch_all)
     lab = Lab(2, l2_bytes=1 << 10, ceiling_gb_s=1e3, timer=SteadyTimer(), peak_tflop_s=1e-3)

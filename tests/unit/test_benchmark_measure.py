@@ -35,7 +35,7 @@ class FakeTimer(GraphTimer):
 
 def launch_all(launches):
     outputs = [launch() for launch in launches]
-    return CapturedArm(graph=outputs, count=len(outputs))
+    return CapturedArm(graph=outputs, launches=tuple(launches))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def fake_fla(monkeypatch):
         peers,
         "capture",
         lambda launches: CapturedArm(
-            SimpleNamespace(us=float(100 - tuner.configs[0].kwargs["BD"])), len(launches)
+            SimpleNamespace(us=float(100 - tuner.configs[0].kwargs["BD"])), tuple(launches)
         ),
     )
     peers._fla_kernel.cache_clear()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiles of the Hopper Conv3D kernel: two tables, and the choice between their rows.
+"""Tiles of the Hopper Conv3D kernel: two tables, and the choice between their combinations.
 
 A CTA computes ``width x height`` output pixels of one frame times ``n_tile`` output channels, and
 the persistent grid works in waves of one tile per CTA. A launch therefore costs about
 
-    waves(sites, SMs) * width * height * cost
+    waves(sites, SMs) * width * height * n_tile * cost
 
-with a cost per pixel that was measured (H200, ratios of cold launches on the VAE encoder's shapes).
+with a cost per element that was measured (H200, ratios on the VAE encoder's shapes).
 The K loop does not depend on any of this: whatever tile is chosen, the bits are the same.
 """
 
@@ -43,6 +43,11 @@ CHANNEL_TILES = {
     512: ChannelTile(128, None),
 }
 """Output channels that the kernel serves."""
+
+NARROW_N_TILE = 32
+"""Channels of a CTA of a raw convolution whose pixels alone would leave most SMs idle."""
+NARROW_COST = 1.6
+"""Its time per element, relative to a full tile: every channel group reads the pixels again."""
 
 
 @dataclass(frozen=True)
@@ -99,33 +104,50 @@ NORM_OUT_CHANNELS = tuple(channels for channels in CHANNEL_TILES if serves_norm(
 def choose_tile(
     out_channels: int, epilogue: str, output_sites: tuple[int, int, int, int], num_sms: int
 ) -> TileChoice:
-    """The cheapest of ``PIXEL_TILES`` for ``output_sites``, (N, T, H, W); ties go to the first."""
-    n_tile = CHANNEL_TILES[out_channels].n_tile
-    cluster_n = CHANNEL_TILES[out_channels].norm_cluster_n if epilogue in (NORM, NORM_PAD) else 1
-    assert cluster_n is not None, f"{epilogue} of {out_channels} channels is not served"
-    is_raw = epilogue == RAW
+    """The cheapest tile for ``output_sites``, (N, T, H, W).
+
+    Among equals the one that computes fewest pixels past the edges, as energy limits the clock;
+    then the first.
+    """
     n, t, h, w = output_sites
 
-    def cluster_m(row: PixelTile) -> int:
-        return row.raw_cluster_m if is_raw else 1
-
-    def cost(row: PixelTile) -> float:
-        cluster = cluster_m(row) * cluster_n
-        num_tiles = n * t * _ceil_div(h, row.height) * _ceil_div(w, row.width)
-        num_tiles *= out_channels // n_tile
+    def cost(candidate: tuple[TileChoice, float]) -> tuple[float, int]:
+        tile, cost_per_element = candidate
+        cluster = tile.cluster_m * tile.cluster_n
+        num_tiles = n * t * _ceil_div(h, tile.height) * _ceil_div(w, tile.width)
+        num_tiles *= out_channels // tile.n_tile
         waves = _ceil_div(num_tiles, num_sms // cluster * cluster)
-        return waves * row.width * row.height * (row.raw_cost if is_raw else row.fused_cost)
+        elements = tile.width * tile.height * tile.n_tile
+        return waves * elements * cost_per_element, num_tiles * elements
 
-    rows = [row for row in PIXEL_TILES if row.width * row.height * n_tile <= MAX_TILE_ELEMENTS]
-    row = min(rows, key=cost)
-    return TileChoice(
-        width=row.width,
-        height=row.height,
-        n_tile=n_tile,
-        num_halo_stages=row.num_halo_stages,
-        cluster_m=cluster_m(row),
-        cluster_n=cluster_n,
-    )
+    return min(candidates(out_channels, epilogue), key=cost)[0]
+
+
+def candidates(out_channels: int, epilogue: str) -> list[tuple[TileChoice, float]]:
+    """Every tile that serves an epilogue, with its cost per pixel and channel."""
+    is_raw, is_norm = epilogue == RAW, epilogue in (NORM, NORM_PAD)
+    channels = CHANNEL_TILES[out_channels]
+    cluster_n = channels.norm_cluster_n if is_norm else 1
+    assert cluster_n is not None, f"{epilogue} of {out_channels} channels is not served"
+    spreads = [(channels.n_tile, 1.0)]
+    if is_raw and channels.n_tile > NARROW_N_TILE:
+        spreads.append((NARROW_N_TILE, NARROW_COST))
+    return [
+        (
+            TileChoice(
+                width=row.width,
+                height=row.height,
+                n_tile=n_tile,
+                num_halo_stages=row.num_halo_stages,
+                cluster_m=row.raw_cluster_m if is_raw else 1,
+                cluster_n=cluster_n,
+            ),
+            spread_cost * (row.raw_cost if is_raw else row.fused_cost),
+        )
+        for n_tile, spread_cost in spreads
+        for row in PIXEL_TILES
+        if row.width * row.height * n_tile <= MAX_TILE_ELEMENTS
+    ]
 
 
 def _ceil_div(a: int, b: int) -> int:
