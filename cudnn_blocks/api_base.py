@@ -122,6 +122,24 @@ class APIBase(ABC):
         """True where a call has nothing to compute and launches nothing."""
         return 0 in extents.values()
 
+    def _book(self, layout: WorkspaceLayout) -> None:
+        """Books the regions of the plan; by default what its stages book, in their order."""
+        for stage in self._stages:
+            stage.book(layout)
+
+    def _compile_stages(self) -> None:
+        """Compiles what ``_launch_stages`` launches."""
+        for stage in self._stages:
+            stage.compile()
+
+    def _launch_stages(
+        self, operands: Tensors, workspace: torch.Tensor | None, stream: int
+    ) -> None:
+        """Launches every stage on checked operands; by default one call each."""
+        every = self._stage_operands(operands, workspace)
+        for stage, own in zip(self._stages, every, strict=True):
+            stage.launch(own, stream)
+
     def _stage_operands(
         self, operands: Tensors, workspace: torch.Tensor | None
     ) -> Sequence[Tensors]:
@@ -154,8 +172,7 @@ class APIBase(ABC):
                 for stage in self._stages:
                     stage.check()
                 layout = WorkspaceLayout()
-                for stage in self._stages:
-                    stage.book(layout)
+                self._book(layout)
                 self._layout = layout
                 self._supported = True
         return True
@@ -169,8 +186,7 @@ class APIBase(ABC):
             if is_capturing() and not self.target.is_cpu:
                 raise self._cold_in_capture()
             self.check_support()
-            for stage in self._stages:
-                stage.compile()
+            self._compile_stages()
             self._compiled = True
 
     @final
@@ -178,6 +194,12 @@ class APIBase(ABC):
         """Exact bytes of workspace that ``execute`` needs; legal before ``compile()``."""
         self.check_support()
         return self._layout.size_bytes
+
+    @property
+    def workspace_layout(self) -> WorkspaceLayout:
+        """The regions of the workspace; legal before ``compile()``."""
+        self.check_support()
+        return self._layout
 
     probe = _Probe()
 
@@ -261,7 +283,10 @@ class APIBase(ABC):
         refused: Exception | None = None
         if self._device_index is not None:
             try:
-                if self._is_plainly_good(operands) and not _needs_grad(operands):
+                # The launcher sees to it that operands share a device, not that it is the plan's.
+                first: Any = operands[0]
+                is_at_home = first.get_device() == self._device_index
+                if is_at_home and self._is_plainly_good(operands) and not needs_grad(operands):
                     stream = (
                         ambient_stream(self._device_index)
                         if current_stream is None
@@ -287,16 +312,16 @@ class APIBase(ABC):
         self._operands.check_workspace(workspace, operands)
         if self._is_empty(extents):
             return
-        stage_operands = self._stage_operands(self._operands.canonical(operands), workspace)
+        canonical = self._operands.canonical(operands)
         if self.target.is_cpu:
-            for stage, own in zip(self._stages, stage_operands, strict=True):
+            every = self._stage_operands(canonical, workspace)
+            for stage, own in zip(self._stages, every, strict=True):
                 stage.run_reference(own)
             return
         assert device.index is not None
         stream = resolve_stream(current_stream, device.index)
         try:
-            for stage, own in zip(self._stages, stage_operands, strict=True):
-                stage.launch(own, stream)
+            self._launch_stages(canonical, workspace, stream)
         except Exception as error:
             raise DriverError(f"{self.op_name}: the launch failed: {error}") from (refused or error)
 
@@ -333,7 +358,8 @@ def require_type(name: str, value: object, *types: type) -> None:
         raise TypeError(f"{name}: expected {wanted}, got {type(value).__name__}")
 
 
-def _needs_grad(operands: Tensors) -> bool:
+def needs_grad(operands: Tensors) -> bool:
+    """True where grad mode is on and a tensor requires grad."""
     if torch.is_grad_enabled():
         for tensor in operands:
             if tensor is not None and tensor.requires_grad:

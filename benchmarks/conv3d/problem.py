@@ -26,9 +26,9 @@ MAX_FUSED_CHANNELS = 320
 Tensors = dict[str, torch.Tensor]
 
 
-CONV_STD = 0.25
-"""Of a convolution's sums: small enough that one rounded the other way, which every implementation
-has a few of in 10**8, stays within the tolerance where the residual cancels the rest."""
+CONV_STD = 0.125
+"""Of a convolution's sums: small enough that one rounded the other way twice, as happens a few
+times in 10**8, stays within the tolerance where the residual cancels the rest."""
 
 
 @dataclass(frozen=True)
