@@ -29,6 +29,8 @@ __all__ = ["BIAS_RESIDUAL_PAD", "NORM", "NORM_PAD", "RAW", "Conv3dModes", "Conv3
 
 HOPPER, PORTABLE = "hopper", "portable"
 DSL = DslRequirement((4, 8, 1))
+EVIDENCE = {"sm_90a": "benchmarks/results/nvidia-h200/conv3d.json"}
+"""Of every GPU engine of the family's convolutions."""
 
 PORTABLE_CHANNEL_MULTIPLE = 8
 PORTABLE_NORM_CHANNELS = 320
@@ -108,6 +110,7 @@ class Conv3dStage(KernelStage):
                 "plane_sites": UpTo(MAX_PLANE_SITES),
             },
             dsl=DSL,
+            evidence=EVIDENCE,
         ),
         Capabilities(
             engine=PORTABLE,
@@ -118,6 +121,7 @@ class Conv3dStage(KernelStage):
                 "plane_sites": UpTo(MAX_PLANE_SITES),
             },
             dsl=DSL,
+            evidence=EVIDENCE,
         ),
         Capabilities(
             engine=REFERENCE,

@@ -22,7 +22,7 @@ from cudnn_blocks.geometry.conv3d import (
 from cudnn_blocks.reference import conv3d_cache as reference
 from cudnn_blocks.stages.capabilities import Capabilities, OneOf
 from cudnn_blocks.stages.constraints import UpTo
-from cudnn_blocks.stages.conv3d.stage import DSL, HOPPER, PORTABLE, RAW
+from cudnn_blocks.stages.conv3d.stage import DSL, EVIDENCE, HOPPER, PORTABLE, RAW
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.norm.stage import MAX_SITES
 from cudnn_blocks.stages.stage import REFERENCE
@@ -34,7 +34,13 @@ TAPS16 = "taps16"
 """The portable convolution's name for 27 taps of 16 channels and a zero tap."""
 
 _SIZES = {"padded_sites": UpTo(MAX_SITES)}
-_ON_ANY_GPU = Capabilities(engine=PORTABLE, targets=OneOf(GPU_TARGET_NAMES), serves=_SIZES, dsl=DSL)
+_ON_ANY_GPU = Capabilities(
+    engine=PORTABLE,
+    targets=OneOf(GPU_TARGET_NAMES),
+    serves=_SIZES,
+    dsl=DSL,
+    evidence=EVIDENCE,
+)
 _ON_THE_CPU = Capabilities(
     engine=REFERENCE,
     targets=OneOf(("cpu",)),
@@ -112,7 +118,13 @@ class CausalConv3dStage(KernelStage):
 
     name = "causal_conv3d"
     rows = (
-        Capabilities(engine=HOPPER, targets=OneOf(("sm_90a",)), serves=_SIZES, dsl=DSL),
+        Capabilities(
+            engine=HOPPER,
+            targets=OneOf(("sm_90a",)),
+            serves=_SIZES,
+            dsl=DSL,
+            evidence=EVIDENCE,
+        ),
         _ON_ANY_GPU,
         _ON_THE_CPU,
     )

@@ -57,6 +57,7 @@ class RmsNormSiluPadStage(KernelStage):
             targets=OneOf(GPU_TARGET_NAMES),
             serves={**_CHANNELS, "padded_sites": UpTo(MAX_SITES)},
             dsl=DslRequirement((4, 8, 1)),
+            evidence={"sm_90a": "benchmarks/results/nvidia-h200/rmsnorm_silu_pad.json"},
         ),
         Capabilities(
             engine=REFERENCE,
