@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BENCHES = {
-    name: f"benchmarks.{name}" for name in ("causal_conv1d_update", "conv3d", "rmsnorm_silu_pad")
+    name: f"benchmarks.{name}"
+    for name in (
+        "causal_conv1d_update",
+        "conv3d",
+        "gated_attention_block",
+        "rmsnorm_silu_pad",
+    )
 }
 """Name to module; each module holds ``BENCH``."""
 

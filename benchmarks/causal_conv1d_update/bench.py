@@ -17,13 +17,12 @@ from benchmarks.harness.checks import ONE_ROUNDING, PEER
 from benchmarks.harness.compiles import counted_compiles
 from benchmarks.harness.measure import measure_graph, measure_host
 from benchmarks.harness.results import CompileCount, Row
+from benchmarks.harness.trivial import TRIVIAL, trivial_arm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.harness.timing import GraphTimer
-
-TRIVIAL = "trivial-tvm-ffi"
 
 
 class _ProblemCase(ArmCase):
@@ -123,7 +122,7 @@ class HostCase(_ProblemCase):
     def offers(self, sets: Sequence[Buffers], timer: GraphTimer | None) -> list[Offer]:
         sample = sets[0]
         return [
-            offer(TRIVIAL, _trivial),
+            offer(TRIVIAL, trivial_arm),
             Arm("torch-mul-out", Role.YARDSTICK, "torch", _mul_out),
             own("ours-op", lambda: ours.functional_arm(sample, "op"), "op"),
             offer("cudnn-frontend", lambda: peers.cudnn_functional(sample, "op"), "op"),
@@ -143,17 +142,6 @@ class HostCase(_ProblemCase):
     @override
     def measure(self, lab: Lab) -> Outcome:
         return measure_host(self, lab, trivial=TRIVIAL)
-
-
-def _trivial() -> Arm:
-    from benchmarks.trivial_launch import compile_trivial
-
-    function = compile_trivial()
-    target = torch.zeros(1, dtype=torch.int32, device="cuda")
-    function(target)
-    if target.item() != 1:
-        raise AssertionError(f"the trivial launch wrote {target.item()}, expected 1")
-    return Arm(TRIVIAL, Role.YARDSTICK, "cute-dsl", lambda _: partial(function, target))
 
 
 def _mul_out(buffers: Buffers) -> Launch:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from benchmarks.harness.arm import Arm, Offer
     from benchmarks.harness.goals import Goal
-    from benchmarks.harness.results import CompileCount, Row
+    from benchmarks.harness.results import CompileCount, Mode, Row
     from benchmarks.harness.timing import GraphTimer
 
 
@@ -85,6 +85,10 @@ class ArmCase(Case):
     """Buffer sets that a graph walks at least."""
     family: str | None = None
     """First word of its rows where that is not ``kernel``."""
+    modes: tuple[Mode, ...] = ("graph",)
+    """How its arms are launched; with several, the mode is the last word of the name."""
+    has_equal_bursts: bool = False
+    """Every arm is launched as often in a row as the fastest one, so that clocks fall alike."""
 
     @abstractmethod
     def make_sets(self, count: int) -> Sequence[Any]:

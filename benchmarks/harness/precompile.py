@@ -18,12 +18,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from cudnn_blocks.errors import ContractError, NotServedError
+from cudnn_blocks.stages.cudnn_graph import CUDNN
 from cudnn_blocks.stages.kernel_cache import KERNELS, CompiledKernel
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.stage import REFERENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 FUNCTION = "benchmarked_kernel"
 Key = tuple[Any, str]
@@ -41,11 +42,19 @@ def kernels_of(plans: Iterable[Any]) -> dict[Key, KernelChoice]:
             plan.check_support()
         except (ContractError, NotServedError):
             continue
-        for stage in plan._stages:
-            if isinstance(stage, KernelStage) and stage.engine != REFERENCE:
-                choice = stage._choose_kernel()
-                found.setdefault((choice.config, stage.target.name), choice)
+        for choice, target in _choices(plan):
+            found.setdefault((choice.config, target), choice)
     return found
+
+
+def _choices(plan: Any) -> Iterator[tuple[KernelChoice, str]]:
+    """Each kernel and its target's name; a plan whose stages share a launch names it itself."""
+    if hasattr(plan, "kernel_choices"):
+        yield from plan.kernel_choices()
+        return
+    for stage in plan._stages:
+        if isinstance(stage, KernelStage) and stage.engine not in (REFERENCE, CUDNN):
+            yield stage._choose_kernel(), stage.target.name
 
 
 def precompile(plans: Iterable[Any], jobs: int) -> str:

@@ -122,7 +122,8 @@ def summary(document: Document, worst: int = 20) -> list[str]:
     ]
     lines += [
         f"{'met    ' if one.met else 'NOT MET'} {one.case}: {one.measure} "
-        f"{_number(one.got, '.3f') or 'missing'}, at least {one.at_least}"
+        f"{_number(one.got, '.3f') or 'missing'}, "
+        + (f"at least {one.at_least}" if one.at_most is None else f"at most {one.at_most}")
         for one in document.verdicts
     ]
     return lines

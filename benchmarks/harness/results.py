@@ -12,6 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
+Mode = Literal["graph", "eager"]
+Measure = Literal["ratio", "share", "overhead", "launches"]
+"""A row's ratio to the best peer, share of its ceiling, overhead, cost in trivial launches."""
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -25,7 +29,7 @@ class Row(_Model):
     arm: str
     engine: str | None
     """The resolved engine; None where the arm could not be built."""
-    mode: Literal["graph", "eager"]
+    mode: Mode
     median_us: float | None = None
     min_us: float | None = None
     max_us: float | None = None
@@ -69,9 +73,11 @@ class Verdict(_Model):
 
     case: str
     """The row's case, or the goal's pattern where no row matches it."""
-    measure: Literal["ratio", "share"]
-    """``ratio_to_best_peer``, or ``achieved`` over ``ceiling``."""
-    at_least: float
+    measure: Measure
+    at_least: float | None = None
+    """The bound, where more is better."""
+    at_most: float | None = None
+    """The bound, where less is better."""
     got: float | None
     """None where the row has no such number."""
     met: bool

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from benchmarks.harness.arm import Arm, Missing, Offer, Role
-from benchmarks.harness.results import Row
+from benchmarks.harness.results import Mode, Row
 from benchmarks.harness.statistics import Sample, control_spread, ratio_to_best_peer, summarise
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Measured:
     kind: str
     name: str
     shape: str
-    mode: Literal["graph", "eager"]
+    mode: Mode
     offers: Sequence[Offer]
     failures: Mapping[str, str]
     """Arm key to what is wrong with it; such an arm has no rounds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -21,11 +21,30 @@ TARGET_US = 10_000.0
 MAX_REPLAYS = 400
 
 
+class Replayable(Protocol):
+    """A CUDA graph, or what stands for one."""
+
+    def replay(self) -> None:
+        """Launches everything once."""
+
+
+@dataclass(frozen=True)
+class EagerCalls:
+    """Calls one after the other, as a program without graphs makes them."""
+
+    launches: tuple[Launch, ...]
+
+    def replay(self) -> None:
+        """Launches everything once."""
+        for launch in self.launches:
+            launch()
+
+
 @dataclass(frozen=True)
 class CapturedArm:
-    """One graph that launches an arm once on each buffer set."""
+    """One graph that launches an arm once on each buffer set, or calls that do."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: Replayable
     launches: tuple[Launch, ...]
     """One per buffer set. They own tensors that the graph reads and nothing else holds."""
 
@@ -46,6 +65,14 @@ def capture(launches: Sequence[Launch]) -> CapturedArm:
     graph.replay()
     torch.cuda.synchronize()
     return CapturedArm(graph, tuple(launches))
+
+
+def eager(launches: Sequence[Launch]) -> CapturedArm:
+    """The same calls without a graph, after a first round of them."""
+    calls = EagerCalls(tuple(launches))
+    calls.replay()
+    torch.cuda.synchronize()
+    return CapturedArm(calls, calls.launches)
 
 
 class GraphTimer:
