@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cudnn_blocks import ops
     from cudnn_blocks.api_base import APIBase
+    from cudnn_blocks.artifacts.warm_up import warm
+    from cudnn_blocks.blocks import GatedAttentionBlockFwd
     from cudnn_blocks.errors import (
         BadSlotError,
         CaptureError,
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
         CausalConv1dGeometry,
         CausalConv3dGeometry,
         Conv3dGeometry,
+        GatedAttentionGeometry,
+        ProjBlock,
         RmsNormSiluGeometry,
+        SdpaGeometry,
     )
     from cudnn_blocks.ops import (
         CausalConv1dUpdate,
@@ -35,10 +40,19 @@ if TYPE_CHECKING:
         Conv3dRaw,
         Conv3dRmsNormSilu,
         Conv3dRmsNormSiluPad,
+        Gemm,
+        QkNormRope,
+        QkvGateProjection,
         RmsNormSiluPad,
+        SdpaFwd,
+        SigmoidGate,
         check_status,
         pack_causal_conv3d_weight,
         pack_conv3d_weight,
+    )
+    from cudnn_blocks.reference.gated_attention_weights import (
+        build_fused_qkvg_weight,
+        qkvg_from_hf,
     )
     from cudnn_blocks.support import SupportReport
     from cudnn_blocks.target import Target
@@ -62,19 +76,31 @@ __all__ = [
     "Conv3dRmsNormSiluPad",
     "CudaUnavailableError",
     "DriverError",
+    "GatedAttentionBlockFwd",
+    "GatedAttentionGeometry",
+    "Gemm",
     "GradModeError",
     "LifecycleError",
     "NotServedError",
+    "ProjBlock",
+    "QkNormRope",
+    "QkvGateProjection",
     "RmsNormSiluGeometry",
     "RmsNormSiluPad",
+    "SdpaFwd",
+    "SdpaGeometry",
+    "SigmoidGate",
     "SupportReport",
     "Target",
     "TensorSpec",
     "__version__",
+    "build_fused_qkvg_weight",
     "check_status",
     "ops",
     "pack_causal_conv3d_weight",
     "pack_conv3d_weight",
+    "qkvg_from_hf",
+    "warm",
 ]
 
 # Where the names that do not come from the errors module live.
@@ -89,14 +115,26 @@ _HOMES = {
     "Conv3dRaw": "ops",
     "Conv3dRmsNormSilu": "ops",
     "Conv3dRmsNormSiluPad": "ops",
+    "GatedAttentionBlockFwd": "blocks",
+    "GatedAttentionGeometry": "geometry",
+    "Gemm": "ops",
+    "ProjBlock": "geometry",
+    "QkNormRope": "ops",
+    "QkvGateProjection": "ops",
     "RmsNormSiluGeometry": "geometry",
     "RmsNormSiluPad": "ops",
+    "SdpaFwd": "ops",
+    "SdpaGeometry": "geometry",
+    "SigmoidGate": "ops",
     "SupportReport": "support",
     "Target": "target",
     "TensorSpec": "tensor_spec",
+    "build_fused_qkvg_weight": "reference.gated_attention_weights",
     "check_status": "ops",
     "pack_causal_conv3d_weight": "ops",
     "pack_conv3d_weight": "ops",
+    "qkvg_from_hf": "reference.gated_attention_weights",
+    "warm": "artifacts.warm_up",
 }
 
 

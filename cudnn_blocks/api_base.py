@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, final
 
 import torch
@@ -70,7 +72,7 @@ class APIBase(ABC):
 
     op_name: ClassVar[str]
     _SEALED: ClassVar[frozenset[str]] = frozenset(
-        {"check_support", "compile", "get_workspace_size", "probe", "describe", "__call__"}
+        {"check_support", "compile", "warm", "get_workspace_size", "probe", "describe", "__call__"}
     )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -188,6 +190,27 @@ class APIBase(ABC):
             self.check_support()
             self._compile_stages()
             self._compiled = True
+
+    @final
+    def warm(self, *, jobs: int | None = None, progress: bool = True) -> None:
+        """``compile()`` with its kernels compiled side by side; see ``cudnn_blocks.warm``."""
+        # By name: workers and their progress bar are above this layer, and seldom wanted.
+        warm_up = importlib.import_module("cudnn_blocks.artifacts.warm_up")
+        warm_up.warm([self], jobs=jobs, progress=progress)
+
+    def _list_kernels(
+        self, collecting: Callable[[], AbstractContextManager[Mapping[Any, Any]]]
+    ) -> Mapping[Any, Any]:
+        """What ``compile()`` would compile, as ``collecting`` lists it."""
+        with self._lock:
+            if self._compiled:
+                return {}
+            if is_capturing() and not self.target.is_cpu:
+                raise self._cold_in_capture()
+            self.check_support()
+            with collecting() as wanted:
+                self._compile_stages()
+            return wanted
 
     @final
     def get_workspace_size(self) -> int:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import click
 import torch
 
 from cudnn_blocks import __version__
+from cudnn_blocks.cli_cache import cache
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.support import SupportReport, render_reports
 from cudnn_blocks.target import CPU, Target
@@ -24,6 +26,9 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 @click.version_option(__version__, message=f"cudnn_blocks {__version__}")
 def main() -> None:
     """Fused GPU operations and model blocks: what is served where."""
+
+
+main.add_command(cache)
 
 
 @main.group()
@@ -84,6 +89,75 @@ def probe_causal_conv1d_update(
             activation=activation,
             on_bad_index=on_bad_index,
             target=target,
+        )
+
+    _report(probe_on, targets, as_json)
+
+
+@probe.command("gated-attention-block")
+@click.option("--d-model", type=int, required=True)
+@click.option("--h-q", type=int, required=True, help="query heads")
+@click.option("--h-kv", type=int, required=True, help="key and value heads")
+@click.option("--d-head", type=int, default=256, show_default=True)
+@click.option("--rope-dim", type=int, default=64, show_default=True)
+@click.option("--batch", type=int, default=1, show_default=True, help="largest B")
+@click.option("--tokens", type=int, default=8192, show_default=True, help="largest S")
+@click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bf16", show_default=True)
+@click.option("--qk-norm/--no-qk-norm", default=True, show_default=True)
+@click.option("--causal/--no-causal", "is_causal", default=True, show_default=True)
+@click.option("--bottom-right", "causal_bottom_right", is_flag=True, help="causal to the last key")
+@click.option("--window-left", type=int, default=-1, show_default=True)
+@click.option("--window-right", type=int, default=-1, show_default=True)
+@click.option("--seq-lens", "seq_lens_present", is_flag=True, help="a length per batch entry")
+@click.option("--lse", "return_lse", is_flag=True, help="return the log-sum-exp")
+@click.option("--fuse-norm-rope", is_flag=True)
+@click.option("--fuse-gate", is_flag=True)
+@click.option(
+    "--engine", "pins", multiple=True, help="stage=engine, such as sdpa=portable; repeats"
+)
+@click.option("--target", "targets", multiple=True, help="sm_90a, cpu, ...; repeats")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table")
+def probe_gated_attention_block(
+    batch: int,
+    tokens: int,
+    dtype: str,
+    pins: tuple[str, ...],
+    targets: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """The gated attention block."""
+    from cudnn_blocks.blocks import GatedAttentionBlockFwd
+    from cudnn_blocks.geometry import GatedAttentionGeometry
+
+    knobs = ("seq_lens_present", "return_lse", "fuse_norm_rope", "fuse_gate")
+    chosen = {name: options.pop(name) for name in knobs}
+    geometry = GatedAttentionGeometry(**options)
+    malformed = [pin for pin in pins if pin.count("=") != 1]
+    if malformed:
+        raise click.UsageError(f"--engine: expected stage=engine, got {malformed[0]}")
+    chosen["engines"] = dict(pin.split("=") for pin in pins)
+
+    def spec(*shape: int) -> TensorSpec:
+        return TensorSpec.contiguous(shape, _DTYPES[dtype])
+
+    hidden = spec(batch, tokens, geometry.d_model)
+    norm = spec(geometry.d_head) if geometry.qk_norm else None
+    table = spec(batch, tokens, geometry.rope_dim) if geometry.rope_dim else None
+
+    def probe_on(target: Target) -> SupportReport:
+        return GatedAttentionBlockFwd.probe(
+            hidden,
+            spec(geometry.n_qkvg, geometry.d_model),
+            norm,
+            norm,
+            table,
+            table,
+            spec(geometry.d_model, geometry.attn_width),
+            hidden,
+            geometry,
+            target=target,
+            **chosen,
         )
 
     _report(probe_on, targets, as_json)

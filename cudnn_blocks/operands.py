@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from cudnn_blocks.errors import ContractError, GradModeError
+from cudnn_blocks.strided import are_interleaved
 from cudnn_blocks.tensor_spec import TensorSpec, row_major_stride
 
 Extents = dict[str, int]
@@ -115,6 +116,8 @@ class Operand:
     is_declared: bool = True
     has_sample: bool = True
     """False for an operand that a knob declares rather than a sample."""
+    may_be: str | None = None
+    """Another operand that may be given again as this one; part of it may not."""
 
     def check(self, spec: TensorSpec, bound: Extents, derived: Sequence[int] | None = None) -> None:
         """Raises ContractError where ``spec`` breaks the contract; binds dynamic extents.
@@ -248,13 +251,16 @@ class OperandTable:
     def _find_overlap(self, tensors: Sequence[torch.Tensor | None]) -> tuple[str, str] | None:
         """Names of a written operand and of one that it overlaps."""
         spans = [
-            (operand, *byte_span(tensor))
+            (operand, tensor, *byte_span(tensor))
             for operand, tensor in zip(self.operands, tensors, strict=True)
             if tensor is not None and tensor.numel()
         ]
-        for (a, a_low, a_high), (b, b_low, b_high) in itertools.combinations(spans, 2):
-            if (a.is_mutated or b.is_mutated) and a_low < b_high and b_low < a_high:
-                return (a.name, b.name) if a.is_mutated else (b.name, a.name)
+        for (a, x, a_low, a_high), (b, y, b_low, b_high) in itertools.combinations(spans, 2):
+            if not (a.is_mutated or b.is_mutated) or a_low >= b_high or b_low >= a_high:
+                continue
+            if _is_given_again(a, x, b, y) or are_interleaved(x, y):
+                continue
+            return (a.name, b.name) if a.is_mutated else (b.name, a.name)
         return None
 
 
@@ -265,6 +271,14 @@ def _is_given(operand: Operand, tensor: object) -> bool:
     if not operand.is_declared and tensor is not None:
         raise ContractError(operand.name, "None, since it was not declared", "a tensor")
     return tensor is not None
+
+
+def _is_given_again(a: Operand, x: torch.Tensor, b: Operand, y: torch.Tensor) -> bool:
+    """True for one tensor in two places whose operands allow it."""
+    if b.name != a.may_be and a.name != b.may_be:
+        return False
+    same_place = x.data_ptr() == y.data_ptr() and x.dtype == y.dtype
+    return same_place and x.shape == y.shape and x.stride() == y.stride()
 
 
 def _spell_shape(shape: Shape, bound: Extents) -> str:

@@ -27,6 +27,8 @@ def pytest_configure(config):
     if "CUTE_DSL_DUMP_DIR" not in os.environ:
         config._dump_dir = tempfile.mkdtemp(prefix="cute_dsl_dump_")
         os.environ["CUTE_DSL_DUMP_DIR"] = config._dump_dir
+    # Tests count compiles, and leave the user's cache alone.
+    os.environ["CUDNN_BLOCKS_CACHE_DIR"] = "off"
 
 
 def pytest_unconfigure(config):

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-stage blocks behind one class, one workspace, one ``execute``."""
+"""Blocks: several stages behind one class, one workspace and one ``execute()``."""
+
+from cudnn_blocks.blocks.gated_attention import GatedAttentionBlockFwd
+
+__all__ = ["GatedAttentionBlockFwd"]

@@ -7,10 +7,19 @@ from cudnn_blocks.geometry.conv3d import (
     Conv3dGeometry,
     RmsNormSiluGeometry,
 )
+from cudnn_blocks.geometry.gated_attention import GatedAttentionGeometry, ProjBlock
+from cudnn_blocks.geometry.qk_norm_rope import QkNormRopeGeometry
+from cudnn_blocks.geometry.sdpa import SdpaGeometry
+from cudnn_blocks.geometry.sigmoid_gate import SigmoidGateGeometry
 
 __all__ = [
     "CausalConv1dGeometry",
     "CausalConv3dGeometry",
     "Conv3dGeometry",
+    "GatedAttentionGeometry",
+    "ProjBlock",
+    "QkNormRopeGeometry",
     "RmsNormSiluGeometry",
+    "SdpaGeometry",
+    "SigmoidGateGeometry",
 ]

@@ -14,7 +14,14 @@ from cudnn_blocks.ops.conv3d_rmsnorm_silu_pad_op import (
     Conv3dRmsNormSiluPad,
     conv3d_rmsnorm_silu_pad,
 )
+from cudnn_blocks.ops.gated_attention_functional import gated_attention
+from cudnn_blocks.ops.gemm_op import Gemm, gemm
+from cudnn_blocks.ops.qk_norm_rope_op import QkNormRope, qk_norm_rope
+from cudnn_blocks.ops.qkv_gate_projection_op import QkvGateProjection, qkv_gate_projection
 from cudnn_blocks.ops.rmsnorm_silu_pad_op import RmsNormSiluPad, rmsnorm_silu_pad
+from cudnn_blocks.ops.sdpa_functional import sdpa_fwd
+from cudnn_blocks.ops.sdpa_op import SdpaFwd
+from cudnn_blocks.ops.sigmoid_gate_op import SigmoidGate, sigmoid_gate
 from cudnn_blocks.reference.conv3d_packing import pack_causal_conv3d_weight, pack_conv3d_weight
 
 __all__ = [
@@ -24,7 +31,12 @@ __all__ = [
     "Conv3dRaw",
     "Conv3dRmsNormSilu",
     "Conv3dRmsNormSiluPad",
+    "Gemm",
+    "QkNormRope",
+    "QkvGateProjection",
     "RmsNormSiluPad",
+    "SdpaFwd",
+    "SigmoidGate",
     "causal_conv1d_update",
     "causal_conv3d_with_cache",
     "check_status",
@@ -32,7 +44,13 @@ __all__ = [
     "conv3d_raw",
     "conv3d_rmsnorm_silu",
     "conv3d_rmsnorm_silu_pad",
+    "gated_attention",
+    "gemm",
     "pack_causal_conv3d_weight",
     "pack_conv3d_weight",
+    "qk_norm_rope",
+    "qkv_gate_projection",
     "rmsnorm_silu_pad",
+    "sdpa_fwd",
+    "sigmoid_gate",
 ]

@@ -4,15 +4,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
+from cudnn_blocks.artifacts import kernel_key as _  # noqa: F401 - before any kernel, for its stamp
 from cudnn_blocks.errors import DriverError
 from cudnn_blocks.target import Target
 
 COMPILE_LOCK = threading.Lock()
 """Held around every ``cute.compile``, which is not thread-safe."""
+OPTIONS = "--enable-tvm-ffi"
+"""Of every compile, beside the target."""
+KERNEL_SYMBOL = "cudnn_blocks_kernel"
+"""Name of the function in an object file, which holds one kernel."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +29,12 @@ class CompiledKernel:
 
     ``call`` takes the operands in kernel order and the stream handle; it is None when the kernel
     was compiled for another architecture than the GPU at hand. ``cubin`` is kept on request only.
+    ``export`` writes an object file, for a kernel that was just compiled.
     """
 
     call: Callable[..., object] | None
     cubin: bytes | None = None
+    export: Callable[[Path], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -33,19 +43,36 @@ class KernelCacheStats:
 
     compiled: int
     found: int
+    loaded: int = 0
+    """Kernels that the second level had."""
+
+
+class SecondLevel(Protocol):
+    """Asked for a kernel that this process does not have yet."""
+
+    def get(
+        self, key: Hashable, build: Callable[[], CompiledKernel]
+    ) -> tuple[CompiledKernel, bool]:
+        """The kernel of ``key``, and whether ``build`` made it."""
 
 
 class KernelCache:
     """Compile once per key, also when many threads ask at once.
 
     Keys hold only what the code depends on: the kernel's config and the target's name.
+
+    Args:
+        second_level: asked at every miss for what to look into before compiling; may answer None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, second_level: Callable[[], SecondLevel | None] = lambda: None) -> None:
+        self._second_level = second_level
         self._lock = threading.Lock()
         self._kernels: dict[Hashable, CompiledKernel] = {}
         self._compiled = 0
         self._found = 0
+        self._loaded = 0
+        self._collected = threading.local()
 
     def get(self, key: Hashable, build: Callable[[], CompiledKernel]) -> CompiledKernel:
         """The kernel of ``key``, compiled by ``build`` if nobody has."""
@@ -54,23 +81,47 @@ class KernelCache:
             if kernel is not None:
                 self._found += 1
                 return kernel
+        wanted = getattr(self._collected, "wanted", None)
+        if wanted is not None:
+            wanted[key] = build
+            return CompiledKernel(None)
         with COMPILE_LOCK:
             with self._lock:
                 kernel = self._kernels.get(key)
             if kernel is None:
-                kernel = build()
+                second = self._second_level()
+                kernel, is_new = (build(), True) if second is None else second.get(key, build)
+                if kernel.export is not None:  # it holds what the compiler made on the way
+                    kernel = replace(kernel, export=None)
                 with self._lock:
                     self._kernels[key] = kernel
-                    self._compiled += 1
+                    self._compiled += is_new
+                    self._loaded += not is_new
             return kernel
+
+    @contextmanager
+    def collecting(self) -> Iterator[dict[Hashable, Callable[[], CompiledKernel]]]:
+        """Within it this thread compiles nothing: what it asks for in vain is listed, by key."""
+        wanted: dict[Hashable, Callable[[], CompiledKernel]] = {}
+        self._collected.wanted = wanted
+        try:
+            yield wanted
+        finally:
+            self._collected.wanted = None
 
     def stats(self) -> KernelCacheStats:
         """Counters."""
         with self._lock:
-            return KernelCacheStats(self._compiled, self._found)
+            return KernelCacheStats(self._compiled, self._found, self._loaded)
 
 
-KERNELS = KernelCache()
+def _disk_store() -> SecondLevel | None:
+    from cudnn_blocks.stages.kernel_store import disk_store
+
+    return disk_store()
+
+
+KERNELS = KernelCache(_disk_store)
 
 
 def compile_kernel(
@@ -90,13 +141,33 @@ def compile_kernel(
     """
     from cutlass import cute
 
-    options = f"--enable-tvm-ffi --gpu-arch {target.name}" + " --keep-cubin" * keep_cubin
+    options = f"{OPTIONS} --gpu-arch {target.name}" + " --keep-cubin" * keep_cubin
     try:
         compiled = cute.compile(kernel, *operands, cute.runtime.make_fake_stream(), options=options)
     except Exception as error:
         name = type(kernel).__name__
         raise DriverError(f"{name}: the CuTe DSL could not compile it for {target.name}") from error
-    return CompiledKernel(_raw_callable(compiled), compiled.__cubin__ if keep_cubin else None)
+    cubin = compiled.__cubin__ if keep_cubin else None
+    return CompiledKernel(_raw_callable(compiled), cubin, partial(_export, compiled))
+
+
+@dataclass(frozen=True)
+class KernelBuild:
+    """How to compile one specialisation, in this process or, as it can be pickled, in another."""
+
+    kernel: Callable[[Any], object]
+    config: Hashable
+    fake_operands: Callable[[Any], tuple[object, ...]]
+    target: Target
+
+    def __call__(self, *, keep_cubin: bool = False) -> CompiledKernel:
+        """Compiles it."""
+        kernel, operands = self.kernel(self.config), self.fake_operands(self.config)
+        return compile_kernel(kernel, operands, self.target, keep_cubin=keep_cubin)
+
+
+def _export(compiled: Any, path: Path) -> None:
+    compiled.export_to_c(str(path), KERNEL_SYMBOL)
 
 
 def _raw_callable(compiled: Any) -> Callable[..., object] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cudnn_blocks.stages.capabilities import Facts
-from cudnn_blocks.stages.kernel_cache import KERNELS, CompiledKernel, compile_kernel
+from cudnn_blocks.stages.kernel_cache import KERNELS, CompiledKernel, KernelBuild
 from cudnn_blocks.stages.stage import REFERENCE, Stage
 from cudnn_blocks.target import Target
 
@@ -55,16 +55,10 @@ class KernelStage(Stage):
     def compiled_kernel(self, *, keep_cubin: bool = False) -> CompiledKernel:
         """The kernel of this specialisation; compiled afresh where the cubin is asked for."""
         choice = self._choose_kernel()
-
-        def build() -> CompiledKernel:
-            return compile_kernel(
-                choice.kernel(choice.config),
-                choice.fake_operands(choice.config),
-                self.target,
-                keep_cubin=keep_cubin,
-            )
-
-        return build() if keep_cubin else KERNELS.get((choice.config, self.target.name), build)
+        build = KernelBuild(choice.kernel, choice.config, choice.fake_operands, self.target)
+        if keep_cubin:
+            return build(keep_cubin=True)
+        return KERNELS.get((choice.config, self.target.name), build)
 
     def smem_bytes(self) -> int:
         """Shared memory of one CTA."""

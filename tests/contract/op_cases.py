@@ -11,7 +11,14 @@ import torch
 
 from cudnn_blocks.api_base import APIBase
 from cudnn_blocks.stages.stage import Stage
-from tests.contract import conv1d_cases, conv3d_cases
+from tests.contract import (
+    conv1d_cases,
+    conv3d_cases,
+    gated_attention_cases,
+    gemm_cases,
+    pointwise_cases,
+    sdpa_cases,
+)
 from tests.helpers.tensors import clone_exact
 
 Operands = dict[str, torch.Tensor | None]
@@ -61,6 +68,8 @@ class OpCase:
     build: Callable[[torch.device], BuiltOp]
     functional: Callable[[Operands], torch.Tensor] | None = None
     """The op's functional form on the same operands, if it has one."""
+    is_in_place: bool = False
+    """The result is read before it is written."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,31 @@ OP_CASES = tuple(
 ) + tuple(
     OpCase(name, lambda device, make=make: BuiltOp(**make(device)), conv3d_cases.functional(name))
     for name, make in conv3d_cases.CASES.items()
+)
+OP_CASES += tuple(
+    OpCase(name, lambda device, make=make: BuiltOp(**make(device)), sdpa_cases.functional(name))
+    for name, make in sdpa_cases.CASES.items()
+)
+OP_CASES += tuple(
+    OpCase(
+        name,
+        lambda device, make=make: BuiltOp(**make(device)),
+        pointwise_cases.functional(name),
+        is_in_place=name in pointwise_cases.IN_PLACE,
+    )
+    for name, make in pointwise_cases.CASES.items()
+)
+OP_CASES += tuple(
+    OpCase(
+        name,
+        lambda device, make=make: BuiltOp(**make(device)),
+        gated_attention_cases.functional(name),
+    )
+    for name, make in gated_attention_cases.CASES.items()
+)
+OP_CASES += tuple(
+    OpCase(name, lambda device, make=make: BuiltOp(**make(device)), gemm_cases.functional(name))
+    for name, make in gemm_cases.CASES.items()
 )
 SERVED_OPS = (
     ServedOp(

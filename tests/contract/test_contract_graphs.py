@@ -90,7 +90,8 @@ def test_capture_and_replay_twice(case, is_warm):
         op.run(captured, **extra)
     torch.cuda.synchronize()
     assert_same(captured, start)  # a capture runs nothing
-    captured[op.result].zero_()
+    if not case.is_in_place:
+        captured[op.result].zero_()
     for buffer in extra.values():
         buffer.fill_(0xFF)
     for snapshot in snapshots:
@@ -99,7 +100,8 @@ def test_capture_and_replay_twice(case, is_warm):
         assert_same(captured, snapshot)
 
     restore(captured, start)  # contents are read at replay, whatever was there at capture
-    captured[op.result].zero_()
+    if not case.is_in_place:
+        captured[op.result].zero_()
     graph.replay()
     torch.cuda.synchronize()
     assert_same(captured, snapshots[0])

@@ -83,6 +83,7 @@ def test_every_example_is_numbered_and_has_main():
         "01_probe.py",
         "02_decode_loop.py",
         "03_video_vae_stream.py",
+        "04_gated_attention.py",
     ]
     for path in paths:
         assert re.match(r"\d\d_[a-z0-9_]+\.py$", path.name)

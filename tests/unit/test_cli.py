@@ -137,3 +137,61 @@ def test_version_as_a_module():
         timeout=100,
     )
     assert (done.returncode, __version__ in done.stdout) == (0, True), done.stderr
+
+
+BLOCK = ("probe", "gated-attention-block", "--d-model", "2048", "--h-q", "16", "--h-kv", "2")
+STAGES = ["qkv_gate_proj", "qk_norm_rope", "sdpa", "sigmoid_gate", "out_proj"]
+
+
+def run_block(*arguments: str):
+    return CliRunner().invoke(main, [*BLOCK, *arguments])
+
+
+def test_block_has_a_row_per_stage_and_target():
+    result = run_block("--json", "--target", "sm_90a", "--target", "cpu")
+    assert result.exit_code == 0, result.output
+    reports = json.loads(result.output)
+    assert [[stage["stage"] for stage in report["stages"]] for report in reports] == [STAGES] * 2
+    assert all(report["workspace_bytes"] == 218103808 for report in reports)
+    fused = run_block("--json", "--target", "sm_90a", "--fuse-norm-rope", "--fuse-gate")
+    (report,) = json.loads(fused.output)
+    names = [stage["stage"] for stage in report["stages"]]
+    assert names == ["qkv_gate_proj_norm_rope", "sdpa", "out_proj"]
+
+
+def test_block_options_reach_the_plan():
+    result = run_block(
+        *("--d-head", "128", "--rope-dim", "0", "--batch", "2", "--tokens", "100"),
+        *("--dtype", "fp16", "--no-causal", "--window-left", "7", "--seq-lens", "--lse"),
+        *("--engine", "sdpa=portable", "--target", "sm_90a", "--json"),
+    )
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads(result.output)
+    engines = {stage["stage"]: stage["engine"] for stage in report["stages"]}
+    assert engines["sdpa"] == "portable"
+    assert engines["out_proj"] == "hopper"
+    rows = 2 * 100 * 2
+    assert report["workspace_bytes"] == rows * 128 * (16 * 2 + 2 * 2) + rows * 128 * 16
+
+
+def test_block_declines_exit_1_and_name_the_stage():
+    result = run_block("--d-head", "96", "--rope-dim", "32", "--target", "sm_80")
+    assert result.exit_code == 1
+    assert "d_head=96 (served: 64, 128, 256" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--h-kv", "3"), "h_q: expected a multiple of h_kv = 3"),
+        (("--no-qk-norm", "--rope-dim", "0"), "rope_dim: expected at least 2"),
+        (("--no-causal", "--bottom-right"), "causal_bottom_right: expected False"),
+        (("--engine", "sdpa"), "--engine: expected stage=engine, got sdpa"),
+        (("--engine", "attention=hopper"), "engines: expected stage names among"),
+        (("--target", "sm_70"), "target: expected one of"),
+    ],
+)
+def test_block_bad_arguments_exit_2(arguments, message):
+    result = run_block(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output

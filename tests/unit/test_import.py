@@ -31,7 +31,14 @@ assert os.waitpid(child, 0)[1] == 0, "CUDA does not work in a fork"
 
 
 @pytest.mark.parametrize(
-    "module", ["cudnn_blocks", "cudnn_blocks.ops", "cudnn_blocks.cli", "cudnn_blocks.api_base"]
+    "module",
+    [
+        "cudnn_blocks",
+        "cudnn_blocks.ops",
+        "cudnn_blocks.blocks",
+        "cudnn_blocks.cli",
+        "cudnn_blocks.api_base",
+    ],
 )
 def test_import_touches_neither_cuda_nor_the_dsl(module):
     done = subprocess.run(

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ops.gated_attention``: cached plans of the block behind a function, and its library op."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cudnn_blocks.api_base import require_type
+from cudnn_blocks.blocks.gated_attention import GatedAttentionBlockFwd
+from cudnn_blocks.geometry import GatedAttentionGeometry
+from cudnn_blocks.ops.allocate import run_on_stream
+from cudnn_blocks.ops.library import check_traceable, is_eager, register
+from cudnn_blocks.plan_cache import PLANS
+from cudnn_blocks.stream import StreamLike
+from cudnn_blocks.tensor_spec import TensorSpec
+
+Operands = dict[str, Any]
+
+_OP_NAME = "gated_attention"
+_TENSORS = ("h", "w_qkvg", "w_q_norm", "w_k_norm", "cos", "sin", "w_o", "seq_lens")
+_FIELDS = tuple(field.name for field in dataclasses.fields(GatedAttentionGeometry))
+
+
+def gated_attention(
+    h: torch.Tensor,
+    w_qkvg: torch.Tensor,
+    w_q_norm: torch.Tensor | None,
+    w_k_norm: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    w_o: torch.Tensor,
+    geometry: GatedAttentionGeometry,
+    *,
+    seq_lens: torch.Tensor | None = None,
+    return_lse: bool = False,
+    fuse_norm_rope: bool = False,
+    fuse_gate: bool = False,
+    current_stream: StreamLike | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """A gated attention layer; operands, rounding and errors are those of the block.
+
+    The shared plan cache is asked by device, dtype, geometry, B, S and keywords. A new B or S makes
+    a new plan, which finds its kernels compiled unless it chooses another tile. Outputs and the
+    workspace are allocated on the stream of the launch; where that matters, plan once with
+    :class:`GatedAttentionBlockFwd` instead.
+
+    Args:
+        h: ``[B, S, d_model]``, BF16 or FP16.
+        w_qkvg: ``[n_qkvg, d_model]``, row bands ``Q | GATE | K | V``.
+        w_q_norm: ``[d_head]``, or None where the geometry's ``qk_norm`` is False.
+        w_k_norm: as ``w_q_norm``.
+        cos: ``[B, T, rope_dim]`` with T >= S, or None where rope_dim is 0.
+        sin: as ``cos``.
+        w_o: ``[d_model, h_q * d_head]``.
+        geometry: sizes, norm and mask.
+        seq_lens: int32 ``[B]``, keys of each entry, or None.
+        return_lse: also return the log-sum-exp of the scaled scores.
+        fuse_norm_rope: norm and rotation in the epilogue of the projection.
+        fuse_gate: gate in the epilogue of the attention.
+        current_stream: stream to launch on; None for torch's current stream of h's device.
+
+    Returns:
+        ``[B, S, d_model]``, contiguous, new; with ``return_lse`` also FP32 ``[B, h_q, S]``.
+
+    Under ``torch.compile`` the op ``torch.ops.cudnn_blocks.gated_attention`` stands for the call.
+    """
+    require_type("geometry", geometry, GatedAttentionGeometry)
+    flags = (return_lse, fuse_norm_rope, fuse_gate)
+    for name, flag in zip(("return_lse", "fuse_norm_rope", "fuse_gate"), flags, strict=True):
+        require_type(name, flag, bool)
+    tensors = (h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o, seq_lens)
+    if is_eager(h):
+        results = _run(dict(zip(_TENSORS, tensors, strict=True)), geometry, flags, current_stream)
+    else:
+        check_traceable(_OP_NAME, "h", h, current_stream)
+        results = _OVERLOAD(*tensors, *(getattr(geometry, name) for name in _FIELDS), *flags)
+    return (results[0], results[1]) if return_lse else results[0]
+
+
+def _run(
+    operands: Operands,
+    geometry: GatedAttentionGeometry,
+    flags: tuple[bool, bool, bool],
+    current_stream: StreamLike | None,
+) -> list[torch.Tensor]:
+    h, has_lse = operands["h"], flags[0]
+    plan = _find_plan(operands, geometry, flags)
+    workspace_bytes = plan.get_workspace_size()
+
+    def launch(stream: StreamLike | None) -> list[torch.Tensor]:
+        results = _new_results(h, geometry, has_lse)
+        plan.execute(
+            **operands,
+            out=results[0],
+            workspace=torch.empty(workspace_bytes, dtype=torch.uint8, device=h.device),
+            lse=results[1] if has_lse else None,
+            current_stream=stream,
+        )
+        return results
+
+    return run_on_stream(h, current_stream, launch)
+
+
+def _new_results(
+    h: torch.Tensor, geometry: GatedAttentionGeometry, has_lse: bool
+) -> list[torch.Tensor]:
+    results = [h.new_empty(h.shape)]
+    if has_lse:
+        batch, tokens, _ = h.shape
+        results.append(h.new_empty((batch, geometry.h_q, tokens), dtype=torch.float32))
+    return results
+
+
+def _find_plan(
+    operands: Operands, geometry: GatedAttentionGeometry, flags: tuple[bool, bool, bool]
+) -> GatedAttentionBlockFwd:
+    h = operands["h"]
+    presence = tuple(tensor is None for tensor in operands.values())
+    key = (GatedAttentionBlockFwd, h.get_device(), h.dtype, h.shape, geometry, presence, flags)
+
+    def build() -> GatedAttentionBlockFwd:
+        return_lse, fuse_norm_rope, fuse_gate = flags
+        samples = {f"sample_{name}": operands[name] for name in _TENSORS if name != "seq_lens"}
+        plan = GatedAttentionBlockFwd(
+            **samples,
+            sample_out=TensorSpec.contiguous(h.shape, h.dtype, h.device),
+            geometry=geometry,
+            return_lse=return_lse,
+            seq_lens_present=operands["seq_lens"] is not None,
+            fuse_norm_rope=fuse_norm_rope,
+            fuse_gate=fuse_gate,
+        )
+        plan.compile()
+        return plan
+
+    plan: GatedAttentionBlockFwd = PLANS.get(key, build)
+    return plan
+
+
+def _library_op(*arguments: Any, **named: Any) -> list[torch.Tensor]:
+    return _run(*_split(arguments, named), None)
+
+
+def _library_fake(*arguments: Any, **named: Any) -> list[torch.Tensor]:
+    operands, geometry, (return_lse, *_) = _split(arguments, named)
+    return _new_results(operands["h"], geometry, return_lse)
+
+
+def _split(arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Tensors, geometry and flags; the dispatcher leaves out trailing defaults."""
+    names = [argument.name for argument in _OVERLOAD._schema.arguments]
+    defaults = {one.name: one.default_value for one in _OVERLOAD._schema.arguments}
+    values = {**defaults, **dict(zip(names, arguments, strict=False)), **named}
+    ordered = [values[name] for name in names]
+    first = names.index(_FIELDS[0])
+    fields = dict(zip(_FIELDS, ordered[first:], strict=False))
+    return (
+        dict(zip(_TENSORS, ordered[:first], strict=True)),
+        GatedAttentionGeometry(**fields),
+        tuple(ordered[first + len(_FIELDS) :]),
+    )
+
+
+_OVERLOAD = register(
+    f"{_OP_NAME}(Tensor h, Tensor w_qkvg, Tensor? w_q_norm, Tensor? w_k_norm, Tensor? cos, "
+    "Tensor? sin, Tensor w_o, Tensor? seq_lens, int d_model, int h_q, int h_kv, int d_head, "
+    "int rope_dim, float qk_norm_eps, float? attn_scale, bool is_causal, "
+    "bool causal_bottom_right, int window_left, int window_right, bool qk_norm, "
+    "bool return_lse=False, bool fuse_norm_rope=False, bool fuse_gate=False) -> Tensor[]",
+    _library_op,
+    _library_fake,
+)

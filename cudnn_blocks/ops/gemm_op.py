@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gemm and ``ops.gemm``: a matrix product of activations and a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+import torch
+
+from cudnn_blocks.api_base import Sample, require_type
+from cudnn_blocks.errors import ContractError
+from cudnn_blocks.geometry.gemm import GemmGeometry
+from cudnn_blocks.operands import Operand, OperandTable
+from cudnn_blocks.ops.allocate import run_on_stream
+from cudnn_blocks.ops.library import check_traceable, is_eager, register
+from cudnn_blocks.ops.seen_calls import SeenCallsOp
+from cudnn_blocks.plan_cache import PLANS
+from cudnn_blocks.stages.gemm.stage import GemmModes, GemmStage
+from cudnn_blocks.stream import StreamLike
+from cudnn_blocks.strided import PitchedRows, vector_strides
+from cudnn_blocks.target import Target
+from cudnn_blocks.tensor_spec import TensorSpec
+
+_OP_NAME = "gemm"
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Gemm(SeenCallsOp):
+    """A matrix product: ``y[b, s, n] = A(sum over k of x[b, s, k] * w[n, k])``.
+
+    Rounding: FP32 accumulation, one rounding to the activation dtype (``A``). The order of a sum
+    belongs to the engine; sums that FP32 holds exactly have the same bits everywhere.
+
+    Operands are BF16 or FP16, all of one dtype, 16-byte aligned. B and S are dynamic, up to the
+    samples' extents; B = 0 or S = 0 does nothing. Non-finite values stay in their rows and columns.
+
+    Args:
+        sample_x: ``[B, S, K]``; its B * S rows at one pitch, compact or a larger multiple of 8.
+        sample_w: ``[N, K]``; innermost stride 1, row pitch a multiple of 8.
+        sample_y: ``[B, S, N]``; rows as those of x.
+        target: architecture name or Target; None for the device of the samples.
+        engines: stage name to engine name, pins; the stage is ``gemm``. The engine ``cudnn`` takes
+            contiguous operands only.
+
+    Workspace: none.
+    Streams: launches on ``current_stream``; None means torch's current stream of the operands'
+    device. Never synchronises.
+    Graphs: capturable after ``compile()``.
+    Mutates: y.
+
+    Raises:
+        ContractError: a tensor breaks the contract, or y overlaps another operand.
+        NotServedError: a size without a row; the message lists what is served.
+        GradModeError: an operand requires grad while grad mode is on.
+
+    Example:
+        >>> plan = Gemm(x, w, y)
+        >>> plan.compile()
+        >>> plan.execute(x, w, y)
+
+    Source: behaviour after ``torch.nn.functional.linear``; no code taken.
+    """
+
+    op_name = "gemm"
+
+    def __init__(
+        self,
+        sample_x: Sample,
+        sample_w: Sample,
+        sample_y: Sample,
+        *,
+        target: str | Target | None = None,
+        engines: Mapping[str, str] | None = None,
+    ) -> None:
+        samples = {"x": sample_x, "w": sample_w, "y": sample_y}
+        super().__init__(samples, None, target=target, engines=engines)
+
+    def execute(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        y: torch.Tensor,
+        current_stream: StreamLike | None = None,
+    ) -> None:
+        """One product; see the class for every operand."""
+        self._launch((x, w, y), current_stream)
+
+    def _plan(self) -> None:
+        self.geometry = self._read_geometry()
+        super()._plan()
+
+    def _read_geometry(self) -> GemmGeometry:
+        x, w = self._specs["x"], self._specs["w"]
+        for name, axes in (("x", "B, S, K"), ("w", "N, K")):
+            if len(self._specs[name].shape) != axes.count(",") + 1:
+                raise ContractError(name, f"shape [{axes}]", list(self._specs[name].shape))
+        return GemmGeometry(n=w.shape[0], k=x.shape[2])
+
+    def _build_operands(self) -> OperandTable:
+        n, k, dtype = self.geometry.n, self.geometry.k, self._specs["x"].dtype
+        if dtype not in _DTYPES:
+            raise ContractError("x", "dtype torch.bfloat16 or torch.float16", dtype)
+        rows = PitchedRows()
+        return OperandTable(
+            (
+                Operand("x", dtype, ("B", "S", k), rows),
+                Operand("w", dtype, (n, k), vector_strides(k)),
+                Operand("y", dtype, ("B", "S", n), rows, is_mutated=True),
+            )
+        )
+
+    def _build_stages(self, target: Target, engines: Mapping[str, str]) -> tuple[GemmStage, ...]:
+        x = self._specs["x"]
+        modes = GemmModes(self.geometry.n, self.geometry.k, _DTYPES[x.dtype])
+        rows, pin = x.shape[0] * x.shape[1], engines.get(GemmStage.name)
+        return (GemmStage(GemmStage.name, modes, rows, target, pin, device=x.device),)
+
+
+def gemm(
+    x: torch.Tensor, w: torch.Tensor, *, current_stream: StreamLike | None = None
+) -> torch.Tensor:
+    """``x @ w.T`` with one rounding; operands, rounding and errors are those of :class:`Gemm`.
+
+    The shared plan cache is asked by device, dtype and shapes. A new B or S makes a new plan, which
+    finds its kernel compiled unless it chooses another tile.
+
+    Args:
+        x: ``[B, S, K]``, BF16 or FP16.
+        w: ``[N, K]``.
+        current_stream: stream to launch on; None for torch's current stream of x's device.
+
+    Returns:
+        ``[B, S, N]``, contiguous, new, allocated on the stream of the launch.
+
+    Under ``torch.compile`` the op ``torch.ops.cudnn_blocks.gemm`` stands for the call.
+    """
+    if is_eager(x):
+        return _run(x, w, current_stream)
+    check_traceable(_OP_NAME, "x", x, current_stream)
+    y: torch.Tensor = _OVERLOAD(x, w)
+    return y
+
+
+def _run(
+    x: torch.Tensor, w: torch.Tensor, current_stream: StreamLike | None = None
+) -> torch.Tensor:
+    plan = _find_plan(x, w)
+
+    def launch(stream: StreamLike | None) -> list[torch.Tensor]:
+        y = _fake(x, w)
+        plan.execute(x, w, y, stream)
+        return [y]
+
+    return run_on_stream(x, current_stream, launch)[0]
+
+
+def _find_plan(x: torch.Tensor, w: torch.Tensor) -> Gemm:
+    for name, tensor in (("x", x), ("w", w)):
+        require_type(name, tensor, torch.Tensor)
+    key: Hashable = (Gemm, x.get_device(), x.dtype, x.shape, w.shape)
+
+    def build() -> Gemm:
+        shape = (*x.shape[:-1], w.shape[0]) if w.dim() else tuple(x.shape)
+        plan = Gemm(x, w, TensorSpec.contiguous(shape, x.dtype, x.device))
+        plan.compile()
+        return plan
+
+    plan: Gemm = PLANS.get(key, build)
+    return plan
+
+
+def _fake(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], w.shape[0]))
+
+
+_OVERLOAD = register(f"{_OP_NAME}(Tensor x, Tensor w) -> Tensor", _run, _fake)

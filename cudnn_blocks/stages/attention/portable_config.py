@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile-time facts of one specialisation of the portable SDPA kernel; its table of tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudnn_blocks.target import Target
+
+KIB = 1024
+ELEMENT_BYTES = 2
+WARP_THREADS = 32
+VEC = 8
+"""Elements of one 16-byte access."""
+MMA_M, MMA_N, MMA_K = 16, 8, 16
+MAX_WINDOW = 2**29
+"""A window that shows every key of a sequence of up to 2**28; larger ones are cut to it."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Query rows, keys of one step, warps and key stages of a CTA."""
+
+    m: int
+    n: int
+    num_warps: int
+    num_stages: int
+    """1: K and V are copied in turn, each under the other's product. 2: a whole step ahead."""
+
+
+TILES = {
+    64: ((Tile(128, 64, 4, 2), 2),),
+    128: (
+        (Tile(128, 64, 4, 2), 2),
+        (Tile(128, 64, 4, 1), 2),
+        (Tile(64, 64, 4, 1), 2),
+    ),
+    256: (
+        (Tile(128, 64, 8, 2), 1),
+        (Tile(128, 64, 8, 1), 1),
+        (Tile(64, 64, 4, 1), 1),
+    ),
+}
+"""By ``d_head``, the preferred tile first: a tile, and how many CTAs of it an SM has to hold. The
+order is an estimate."""
+
+
+@dataclass(frozen=True)
+class SdpaPortableConfig:
+    """Compile-time facts of one specialisation; ``from_geometry`` is the only chooser."""
+
+    dtype: str
+    """``bf16`` or ``fp16``."""
+    h_q: int
+    h_kv: int
+    d_head: int
+    is_causal: bool
+    causal_bottom_right: bool
+    window_left: int
+    """Keys shown left of the diagonal; -1 for all."""
+    window_right: int
+    """Keys shown right of a causal diagonal, 0 and up; 0 where the mask is not causal."""
+    has_gate: bool
+    has_lse: bool
+    has_seq_lens: bool
+    tile: Tile
+    use_pdl: bool
+
+    @classmethod
+    def from_geometry(
+        cls,
+        target: Target,
+        *,
+        dtype: str,
+        h_q: int,
+        h_kv: int,
+        d_head: int,
+        is_causal: bool,
+        causal_bottom_right: bool,
+        window_left: int,
+        window_right: int,
+        has_gate: bool,
+        has_lse: bool,
+        has_seq_lens: bool,
+    ) -> SdpaPortableConfig:
+        """Takes the first tile of the table of which the target holds enough CTAs.
+
+        Args:
+            target: what to compile for.
+            dtype: ``bf16`` or ``fp16``.
+            h_q: query heads.
+            h_kv: key and value heads; divides ``h_q``.
+            d_head: 64, 128 or 256.
+            is_causal: no key past the diagonal and ``window_right``.
+            causal_bottom_right: the diagonal ends in the last key.
+            window_left: keys shown left of the diagonal, -1 for all.
+            window_right: keys shown right of a causal diagonal, -1 and 0 for none.
+            has_gate: the output is multiplied by the sigmoid of a gate.
+            has_lse: the log-sum-exp of every row is stored.
+            has_seq_lens: the keys of each batch entry are bounded.
+        """
+        sm_bytes = target.smem_per_cta_bytes + KIB  # each CTA takes 1 KiB more than it asks
+        tile = next(
+            tile
+            for tile, ctas in TILES[d_head]
+            if ctas * (tile_smem_bytes(tile, d_head) + KIB) <= sm_bytes
+        )
+        return cls(
+            dtype=dtype,
+            h_q=h_q,
+            h_kv=h_kv,
+            d_head=d_head,
+            is_causal=is_causal,
+            causal_bottom_right=is_causal and causal_bottom_right,
+            window_left=min(window_left, MAX_WINDOW),
+            window_right=min(max(window_right, 0), MAX_WINDOW) if is_causal else 0,
+            has_gate=has_gate,
+            has_lse=has_lse,
+            has_seq_lens=has_seq_lens,
+            tile=tile,
+            use_pdl=target.sm >= 90,
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return WARP_THREADS * self.tile.num_warps
+
+    @property
+    def gqa_ratio(self) -> int:
+        """Query heads that share one key and value head."""
+        return self.h_q // self.h_kv
+
+    @property
+    def warp_rows(self) -> int:
+        """Query rows of a warp: 16 or 32."""
+        return self.tile.m // self.tile.num_warps
+
+    @property
+    def warp_blocks(self) -> int:
+        """m16 blocks of a warp."""
+        return self.warp_rows // MMA_M
+
+    @property
+    def row_vecs(self) -> int:
+        """16-byte vectors of one row of a head."""
+        return self.d_head // VEC
+
+    @property
+    def copy_rows(self) -> int:
+        """Rows that all threads copy at once."""
+        return self.threads // self.row_vecs
+
+    @property
+    def has_window_left(self) -> bool:
+        """Keys far to the left are hidden."""
+        return self.window_left >= 0
+
+    @property
+    def q_elements(self) -> int:
+        """Elements of the query tile in shared memory."""
+        return self.tile.m * self.d_head
+
+    @property
+    def kv_stage(self) -> int:
+        """Elements of one stage of K or of V."""
+        return self.tile.n * self.d_head
+
+
+def tile_smem_bytes(tile: Tile, d_head: int) -> int:
+    """Shared memory of one CTA: the queries, and every stage of K and V."""
+    return (tile.m + 2 * tile.num_stages * tile.n) * d_head * ELEMENT_BYTES
+
+
+def smem_bytes(config: SdpaPortableConfig) -> int:
+    """Shared memory of one CTA."""
+    return tile_smem_bytes(config.tile, config.d_head)

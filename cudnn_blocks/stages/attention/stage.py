@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention stage: engines, compile, launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cudnn_blocks.errors import NotServedError
+from cudnn_blocks.geometry.gated_attention import GatedAttentionGeometry
+from cudnn_blocks.geometry.sdpa import SdpaGeometry
+from cudnn_blocks.reference.attention import AttentionMask, sdpa
+from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
+from cudnn_blocks.stages.constraints import UpTo
+from cudnn_blocks.stages.cudnn_graph import CUDNN, PlanDeclinedError, facts_of
+from cudnn_blocks.stages.cudnn_graph import SERVED as CUDNN_SERVED
+from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
+from cudnn_blocks.stages.stage import REFERENCE
+from cudnn_blocks.stages.toolchain import DslRequirement
+from cudnn_blocks.target import GPU_TARGET_NAMES, Target
+from cudnn_blocks.tensor_spec import TensorSpec
+
+HOPPER, PORTABLE = "hopper", "portable"
+MAX_SEQ_LEN = 2**28
+MAX_TILES = 2**31 - 1
+TILE_ROWS = 64
+"""Query rows of the smallest tile of any kernel."""
+
+_DTYPES: dict[str, Constraint] = {"dtype": OneOf(("bf16", "fp16"))}
+_SERVED: dict[str, Constraint] = {
+    **_DTYPES,
+    "d_head": OneOf((64, 128, 256)),
+    "seq_len": UpTo(MAX_SEQ_LEN),
+    "tiles": UpTo(MAX_TILES),
+}
+_CUDNN_SERVED: dict[str, Constraint] = {
+    **_SERVED,
+    "gate": OneOf((False,)),
+    "seq_lens": OneOf((False,)),
+    "window": OneOf(("none", "left of a causal diagonal")),
+    "rows_without_keys": OneOf((False,)),
+    **CUDNN_SERVED,
+}
+_DSL = DslRequirement((4, 8, 1))
+
+
+@dataclass(frozen=True)
+class SdpaModes:
+    """Compile-time facts."""
+
+    dtype: str
+    """``bf16`` or ``fp16``."""
+    h_q: int
+    h_kv: int
+    d_head: int
+    is_causal: bool
+    causal_bottom_right: bool
+    window_left: int
+    window_right: int
+    has_gate: bool
+    has_lse: bool
+    has_seq_lens: bool
+
+    @classmethod
+    def of(
+        cls,
+        geometry: SdpaGeometry | GatedAttentionGeometry,
+        dtype: str,
+        *,
+        has_gate: bool,
+        has_lse: bool,
+        has_seq_lens: bool,
+    ) -> SdpaModes:
+        """The facts of a geometry, and which optional operands take part."""
+        return cls(
+            dtype=dtype,
+            h_q=geometry.h_q,
+            h_kv=geometry.h_kv,
+            d_head=geometry.d_head,
+            is_causal=geometry.is_causal,
+            causal_bottom_right=geometry.causal_bottom_right,
+            window_left=geometry.window_left,
+            window_right=geometry.window_right,
+            has_gate=has_gate,
+            has_lse=has_lse,
+            has_seq_lens=has_seq_lens,
+        )
+
+    @property
+    def window(self) -> str:
+        """What kind of window there is."""
+        if self.window_right > 0:
+            return "right of the diagonal"
+        if self.window_left < 0:
+            return "none"
+        return "left of a causal diagonal" if self.is_causal else "without a causal diagonal"
+
+    def may_hide_all(self, num_rows: int, num_keys: int) -> bool:
+        """True where some row may see no key."""
+        has_bounds = self.causal_bottom_right or self.window_left >= 0
+        return self.has_seq_lens or (has_bounds and num_rows > num_keys)
+
+
+class SdpaStage(KernelStage):
+    """One launch of attention.
+
+    Operands: q ``[B, S, h_q, D]``, k and v ``[B, Sk, h_kv, D]``, o ``[B, S, h_q, D]``, gate
+    ``[B, S, h_q, D]`` or None, lse FP32 ``[B, h_q, S]`` or None, seq_lens int32 ``[B]`` or None. B,
+    S and Sk are at least 1. The cuDNN engine takes the samples' extents and strides alone.
+
+    Args:
+        modes: compile-time facts.
+        scale: factor of the scores; an argument of the kernel, not compiled in.
+        samples: of q, k, v and o: the largest extents, and where they are.
+        target: what to compile for.
+        engine: pin.
+    """
+
+    name = "sdpa"
+    rows = (
+        Capabilities(
+            engine=HOPPER,
+            targets=OneOf(("sm_90a",)),
+            serves=_SERVED,
+            dsl=_DSL,
+        ),
+        Capabilities(
+            engine=PORTABLE,
+            targets=OneOf(GPU_TARGET_NAMES),
+            serves=_SERVED,
+            dsl=_DSL,
+        ),
+        Capabilities(
+            engine=CUDNN,
+            targets=OneOf(GPU_TARGET_NAMES),
+            serves=_CUDNN_SERVED,
+        ),
+        Capabilities(
+            engine=REFERENCE,
+            targets=OneOf(("cpu",)),
+            serves=_DTYPES,
+            evidence={"cpu": "tests/unit/test_sdpa_reference.py"},
+        ),
+    )
+
+    def __init__(
+        self,
+        modes: SdpaModes,
+        scale: float,
+        samples: Sequence[TensorSpec],
+        target: Target,
+        engine: str | None = None,
+    ) -> None:
+        q, k, _, _ = samples
+        batch, num_rows = q.shape[:2]
+        num_keys = k.shape[1]
+        facts = {
+            "dtype": modes.dtype,
+            "d_head": modes.d_head,
+            "seq_len": max(num_rows, num_keys),
+            "tiles": batch * modes.h_q * -(-num_rows // TILE_ROWS),
+            "gate": modes.has_gate,
+            "seq_lens": modes.has_seq_lens,
+            "window": modes.window,
+            "rows_without_keys": modes.may_hide_all(num_rows, num_keys),
+            **facts_of(q.device),
+        }
+        super().__init__(facts, target, engine)
+        self.modes = modes
+        self.scale = scale
+        self.samples = tuple(samples)
+        self._plan: Any = None
+
+    def check(self) -> None:
+        """Chooses the engine; builds the plan of a cuDNN one, so that nothing is left open."""
+        super().check()
+        if self.engine == CUDNN:
+            from cudnn_blocks.stages.attention.cudnn import CudnnSdpa
+
+            device: Any = self.facts["device"]
+            try:
+                self._plan = CudnnSdpa.build(self.modes, self.scale, self.samples, device)
+            except PlanDeclinedError as error:
+                row = next(row for row in self.rows if row.engine == CUDNN)
+                raise NotServedError(self.name, f"{CUDNN}: {error}", str(row)) from error
+
+    def check_extents(self, batch: int, num_rows: int, num_keys: int) -> None:
+        """NotServedError where the engine has no plan for smaller extents than the samples'."""
+        q, k, _, _ = self.samples
+        if self.engine == CUDNN and (batch, num_rows, num_keys) != (*q.shape[:2], k.shape[1]):
+            got = f"B={batch}, S={num_rows}, Sk={num_keys} with engine {CUDNN}"
+            served = f"B={q.shape[0]}, S={q.shape[1]}, Sk={k.shape[1]}, the samples'"
+            raise NotServedError(self.name, got, served)
+
+    def compile(self) -> None:
+        """Compiles the kernel; a cuDNN engine has its plan already."""
+        if self.engine != CUDNN:
+            super().compile()
+
+    def launch(self, operands: Sequence[Any], stream: int) -> None:
+        """One launch."""
+        if self.engine == CUDNN:
+            self._plan.launch(operands, stream)
+        else:
+            super().launch(operands, stream)
+
+    def smem_bytes(self) -> int:
+        """Shared memory of one CTA; 0 for cuDNN, which does not say."""
+        return 0 if self.engine == CUDNN else super().smem_bytes()
+
+    def _choose_kernel(self) -> KernelChoice:
+        modes = dataclasses.asdict(self.modes)
+        if self.engine == HOPPER:
+            from cudnn_blocks.stages.attention import hopper
+
+            return KernelChoice(
+                hopper.SdpaKernel,
+                hopper.SdpaConfig.from_geometry(self.target, **modes),
+                hopper.fake_operands,
+                hopper.smem_bytes,
+            )
+        from cudnn_blocks.stages.attention import portable
+
+        return KernelChoice(
+            portable.SdpaPortableKernel,
+            portable.SdpaPortableConfig.from_geometry(self.target, **modes),
+            portable.fake_operands,
+            portable.smem_bytes,
+        )
+
+    def _kernel_operands(self, operands: Sequence[Any]) -> Sequence[Any]:
+        return *operands, self.scale
+
+    def run_reference(self, operands: Sequence[Any]) -> None:
+        """Runs in torch."""
+        modes = self.modes
+        mask = AttentionMask(
+            modes.is_causal, modes.causal_bottom_right, modes.window_left, modes.window_right
+        )
+        q, k, v, o, gate, lse, seq_lens = operands
+        sdpa(q, k, v, o, gate, lse, seq_lens, self.scale, mask)
+
+    def describe(self) -> str:
+        """Sizes and modes that are compiled in, and the kernel's tile."""
+        modes = self.modes
+        parts = [modes.dtype, f"heads {modes.h_q}/{modes.h_kv}", f"D={modes.d_head}", self._mask()]
+        parts += [
+            field.name.removeprefix("has_")
+            for field in dataclasses.fields(modes)
+            if field.name.startswith("has_") and getattr(modes, field.name)
+        ]
+        if self.engine == REFERENCE:
+            parts.append("allocates")
+        elif self.engine == CUDNN:
+            parts.append(str(self._plan))
+        else:
+            config: Any = self._choose_kernel().config
+            parts.append(f"{config.tile.n} keys a step, {config.tile.num_stages} stages")
+        return ", ".join(parts)
+
+    def _mask(self) -> str:
+        modes = self.modes
+        kind = "causal" if modes.is_causal else "full"
+        if modes.causal_bottom_right:
+            kind += " bottom-right"
+        windows = {"left": modes.window_left, "right": modes.window_right}
+        return " ".join([kind, *(f"{side} {n}" for side, n in windows.items() if n >= 0)])
