@@ -22,8 +22,7 @@ from cudnn_blocks import (
     SdpaFwd,
     SigmoidGate,
 )
-from cudnn_blocks.blocks.gated_attention_launch import can_launch_at_once
-from cudnn_blocks.blocks.gated_attention_operands import ACTIVATION_DTYPES, table_stride_multiple
+from cudnn_blocks.blocks.gated_attention_launch import can_launch_at_once, launcher_build
 from cudnn_blocks.stages.kernel_stage import KernelChoice
 
 if TYPE_CHECKING:
@@ -178,26 +177,9 @@ class BlockKernels:
         stages: tuple[Any, ...] = plan._stages
         if not can_launch_at_once(stages):
             return
-        from cudnn_blocks.stages.gated_attention import launcher
-
-        choices = {stage.name: stage._choose_kernel() for stage in stages}
-        steps = (launcher.Step(slot, one.kernel, one.config) for slot, one in choices.items())
-        geometry, presence = plan.geometry, plan._presence
-        config = launcher.LauncherConfig(
-            tuple(steps),
-            dtype=ACTIVATION_DTYPES[data.DTYPE],
-            d_model=geometry.d_model,
-            h_q=geometry.h_q,
-            h_kv=geometry.h_kv,
-            d_head=geometry.d_head,
-            rope_dim=geometry.rope_dim,
-            table_multiple=table_stride_multiple(geometry.rope_dim),
-            has_norm=presence.has_norm,
-            has_lse=presence.has_lse,
-            has_seq_lens=presence.has_seq_lens,
-        )
-        function = launcher.GatedAttentionLauncher
-        choice = KernelChoice(function, config, launcher.fake_operands, _no_smem)
+        facts = (plan.geometry, plan._presence, data.DTYPE, plan.target)
+        build = launcher_build(stages, *facts)
+        choice = KernelChoice(build.kernel, build.config, build.fake_operands, _no_smem)
         yield choice, plan.target.name
 
 
