@@ -37,10 +37,11 @@ class CudnnGemm:
             PlanDeclinedError: cuDNN has none for some size.
         """
         HANDLES.prepare(device_index)
-        powers = (1 << i for i in range(max(rows, 1).bit_length()))
+        rows = max(rows, 1)
+        powers = (1 << i for i in range(rows.bit_length()))
         sizes = sorted({rows, *(size for size in powers if size < rows)}, reverse=True)
         with torch.cuda.device(device_index), HANDLES.bound(device_index, 0) as handle:
-            plans = tuple((size, _build_plan(size, n, k, dtype, handle)) for size in sizes if size)
+            plans = tuple((size, _build_plan(size, n, k, dtype, handle)) for size in sizes)
         return cls(n, k, device_index, plans)
 
     def launch(self, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, stream: int) -> None:

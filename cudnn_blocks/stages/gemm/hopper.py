@@ -30,17 +30,15 @@ Source:         written for this project; behaviour after the fused projection o
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int16, Int32, Int64, const_expr
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 from cutlass.pipeline import (
     Agent,
     CooperativeGroup,
-    PipelineState,
     PipelineTmaAsync,
     PipelineUserType,
     make_pipeline_state,
@@ -48,16 +46,12 @@ from cutlass.pipeline import (
     pipeline_init_wait,
 )
 
-from cudnn_blocks.stages.device.tma import TmaOperand
 from cudnn_blocks.stages.gemm.hopper_config import (
     CONSUMER_REGISTERS,
-    CONSUMER_THREADS,
     CONSUMER_WARPGROUPS,
     CONSUMER_WARPS,
     K_TILE,
     LOAD_WARP,
-    MMA_K,
-    MMA_M,
     NUM_THREADS,
     PRODUCER_REGISTERS,
     SMEM_ALIGN_BYTES,
@@ -70,12 +64,17 @@ from cudnn_blocks.stages.gemm.hopper_config import (
     GemmKernelConfig,
     smem_bytes,
 )
-from cudnn_blocks.stages.gemm.hopper_epilogue import (
-    EpilogueRole,
-    SumExchange,
-    Thread,
+from cudnn_blocks.stages.gemm.hopper_epilogue import EpilogueRole
+from cudnn_blocks.stages.gemm.hopper_mainloop import LoadRole, MmaRole, make_tiled_mma
+from cudnn_blocks.stages.gemm.hopper_norm_rope import NormRopeRole, SumExchange
+from cudnn_blocks.stages.gemm.hopper_operands import (
+    TmaOperands,
+    load_operand,
+    stages_layout,
+    store_operand,
+    swizzle,
 )
-from cudnn_blocks.stages.gemm.hopper_schedule import TileExtents, TileSchedule
+from cudnn_blocks.stages.gemm.hopper_schedule import Thread, TileExtents, TileSchedule
 from cudnn_blocks.stages.gemm.portable_operands import (
     DTYPES,
     NormRopeOperands,
@@ -84,22 +83,6 @@ from cudnn_blocks.stages.gemm.portable_operands import (
 )
 
 __all__ = ["GemmKernel", "GemmKernelConfig", "GemmNormRopeKernel", "fake_operands", "smem_bytes"]
-
-
-@dataclass(frozen=True)
-class TmaOperands:
-    """Everything that moves by TMA."""
-
-    x: TmaOperand
-    w: TmaOperand
-    y: TmaOperand
-
-
-class NamedBarrier(IntEnum):
-    """Barriers of a CTA beside the pipeline's."""
-
-    ORDER = 1
-    """And the next: one per warpgroup, where each has tiles of its own."""
 
 
 @dataclass(frozen=True)
@@ -119,71 +102,6 @@ class SharedStorage:
     barriers: cute.Pointer
     sum_barriers: cute.Pointer | None
     """(SLOT, WARPGROUP)"""
-
-
-@dataclass(frozen=True)
-class MmaRole:
-    """The tensor-core part of a consumer warpgroup, for one kind of fragment."""
-
-    config: GemmKernelConfig
-    pipeline: PipelineTmaAsync
-    warpgroup: Int32
-    tCrA: cute.Tensor
-    """(MMA, MMA_M, MMA_K, STAGE)"""
-    tCrB: cute.Tensor
-    """(MMA, MMA_N, MMA_K, STAGE)"""
-    tCrC: cute.Tensor
-    """(MMA, MMA_M, MMA_N)"""
-
-    @cute.jit
-    def run(
-        self,
-        tiled_mma: cute.TiledMma,
-        stage: PipelineState,
-        num_k: Int32,
-        is_first: Boolean,
-        has_next: Boolean,
-    ) -> PipelineState:
-        """Accumulates one tile into ``tCrC``; returns the state after it.
-
-        A commit group per stage, and one in flight while the next is issued: the stage that the
-        group before it read is released then. In ping-pong the warpgroups take turns, since the
-        parity of a barrier tells one phase from the next one only; ``is_first`` and ``has_next``
-        say whether the CTA has a tile before and behind this one.
-        """
-        pipeline, tCrA, tCrB, tCrC = self.pipeline, self.tCrA, self.tCrB, self.tCrC
-        is_pingpong = self.config.tile.is_pingpong
-        read = stage.clone()
-        if const_expr(is_pingpong):
-            if not is_first:
-                cute.arch.barrier(
-                    barrier_id=NamedBarrier.ORDER + self.warpgroup,
-                    number_of_threads=CONSUMER_THREADS,
-                )
-        tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
-        for k_tile in cutlass.range(num_k, unroll=1):
-            pipeline.consumer_wait(stage)
-            warpgroup.fence()
-            for k in cutlass.range_constexpr(K_TILE // MMA_K):
-                tCrA_k = tCrA[None, None, k, stage.index]
-                tCrB_k = tCrB[None, None, k, stage.index]
-                cute.gemm(tiled_mma, tCrC, tCrA_k, tCrB_k, tCrC)
-                tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-            warpgroup.commit_group()
-            warpgroup.wait_group(1)
-            if k_tile > 0:
-                pipeline.consumer_release(read)
-                read.advance()
-            stage.advance()
-        if const_expr(is_pingpong):
-            if has_next:
-                cute.arch.barrier_arrive(
-                    barrier_id=NamedBarrier.ORDER + (1 - self.warpgroup),
-                    number_of_threads=CONSUMER_THREADS,
-                )
-        warpgroup.wait_group(0)
-        pipeline.consumer_release(read)
-        return stage
 
 
 class GemmKernel:
@@ -271,70 +189,19 @@ class GemmKernel:
         if warpgroup_idx == CONSUMER_WARPGROUPS:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp_idx == LOAD_WARP:
-                self.load(tma, storage, pipeline, schedule, num_k)
+                LoadRole(cfg, tma, storage.sX, storage.sB, pipeline, schedule).run(num_k)
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
-            sums = None
-            if const_expr(cfg.exchanges_sums):
-                peer = schedule.rank_m + tile.cluster_m * (1 - schedule.rank_n)
-                sums = SumExchange(storage.sSum, storage.sum_barriers, peer)
-            thread = Thread(tidx, warpgroup_idx)
-            epilogue = EpilogueRole(
-                cfg, thread, tma.y, storage.sY, num_rows, operands, storage.sW, sums
-            )
+            thread, norm_rope = Thread(tidx, warpgroup_idx), None
+            if const_expr(operands is not None):
+                sums = self.sum_exchange(storage, schedule)
+                norm_rope = NormRopeRole(cfg, thread, num_rows, operands, storage.sW, sums)
+            epilogue = EpilogueRole(cfg, thread, tma.y, storage.sY, norm_rope)
             self.consume(tiled_mma, half_tiled_mma, storage, pipeline, epilogue, schedule, num_k)
         if const_expr(tile.cluster_size > 1):
             # No CTA leaves while another may still write to its shared memory.
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
-
-    @cute.jit
-    def load(
-        self,
-        tma: TmaOperands,
-        storage: SharedStorage,
-        pipeline: PipelineTmaAsync,
-        schedule: TileSchedule,
-        num_k: Int32,
-    ):
-        """The load warp: fills stages in the order in which the consumers empty them."""
-        cfg, tile = self.config, self.config.tile
-        mask_x, mask_w = None, None
-        if const_expr(tile.cluster_n > 1):
-            ctas = sum(1 << tile.cluster_m * n for n in range(tile.cluster_n))
-            mask_x = Int16(ctas << schedule.rank_m)
-        if const_expr(tile.cluster_m > 1):
-            mask_w = Int16((1 << tile.cluster_m) - 1 << schedule.rank_n * tile.cluster_m)
-        stage = make_pipeline_state(PipelineUserType.Producer, tile.num_stages)
-        item = schedule.first_item
-        while item < schedule.extents.num_items:
-            origin = schedule.tile(item)
-            tXsX, tXgX = partition_load(
-                tma.x, storage.sX, origin.row, tile.m, schedule.rank_n, tile.cluster_n
-            )
-            tWsW, tWgW = partition_load(
-                tma.w, storage.sB, origin.column, tile.n, schedule.rank_m, tile.cluster_m
-            )
-            for k in cutlass.range(num_k, unroll=1):
-                pipeline.producer_acquire(stage)
-                full = pipeline.producer_get_barrier(stage)
-                cute.copy(
-                    tma.x.atom,
-                    tXgX[None, k],
-                    tXsX[None, stage.index],
-                    tma_bar_ptr=full,
-                    mcast_mask=mask_x,
-                )
-                cute.copy(
-                    tma.w.atom,
-                    tWgW[None, k],
-                    tWsW[None, stage.index],
-                    tma_bar_ptr=full,
-                    mcast_mask=mask_w,
-                )
-                stage.advance()
-            item += cfg.num_clusters
-        pipeline.producer_tail(stage)
 
     @cute.jit
     def consume(
@@ -359,7 +226,7 @@ class GemmKernel:
             stage.advance(epilogue.thread.warpgroup * num_k)
         while item < num_whole:
             origin = schedule.tile(item)
-            rTables = epilogue.prefetch_tables(fragment, origin)
+            rTables = epilogue.prepare(fragment, origin)
             is_first, has_next = item == schedule.first_item, item + step < num_whole
             stage = mma.run(tiled_mma, stage, num_k, is_first, has_next)
             exchanges = epilogue.finish(mma.tCrC, fragment, origin, rTables, exchanges)
@@ -372,7 +239,7 @@ class GemmKernel:
             if item < schedule.extents.num_items:
                 half = self.make_mma(half_tiled_mma, fragment, storage, pipeline, epilogue.thread)
                 origin = schedule.tile(item)
-                rTables = epilogue.prefetch_tables(fragment, origin)
+                rTables = epilogue.prepare(fragment, origin)
                 stage = half.run(half_tiled_mma, stage, num_k, Boolean(True), Boolean(False))
                 epilogue.finish(half.tCrC, fragment, origin, rTables, exchanges)
         cute.arch.cp_async_bulk_wait_group(0)
@@ -406,6 +273,13 @@ class GemmKernel:
                 tiled_mma.partition_shape_C((fragment.rows, tile.n)), Float32
             ),
         )
+
+    def sum_exchange(self, storage: SharedStorage, schedule: TileSchedule) -> SumExchange | None:
+        """Where the other CTA of a pair leaves its sums; None where it has none to show."""
+        if not self.config.exchanges_sums:
+            return None
+        peer = schedule.rank_m + self.config.tile.cluster_m * (1 - schedule.rank_n)
+        return SumExchange(storage.sSum, storage.sum_barriers, peer)
 
     def allocate(self) -> SharedStorage:
         """Shared memory in the order of :func:`smem_bytes`."""
@@ -480,69 +354,3 @@ class GemmNormRopeKernel(GemmKernel):
         seq_len = cute.fast_divmod_create_divisor_v2(x.shape[1])
         operands = NormRopeOperands(w_q_norm, w_k_norm, cos, sin, seq_len, eps)
         self.launch(x, w, y, operands, stream)
-
-
-def swizzle() -> cute.Swizzle:
-    """128-byte swizzle, of the stages and of the boxes on their way out."""
-    return cute.make_swizzle(3, 4, 3)
-
-
-def stages_layout(cfg: GemmKernelConfig, rows: int, num_stages: int | None = None) -> cute.Layout:
-    """(ROW, K, STAGE), one 128-byte row after the other."""
-    if num_stages is None:
-        num_stages = cfg.tile.num_stages
-    return cute.make_layout((rows, K_TILE, num_stages), stride=(K_TILE, 1, rows * K_TILE))
-
-
-def load_operand(mX: cute.Tensor, layout: cute.Layout, box, num_multicast: int) -> TmaOperand:
-    """Loads of one stage, or of this CTA's slice of it for the others of its cluster."""
-    op = cpasync.CopyBulkTensorTileG2SOp()
-    if num_multicast > 1:
-        op = cpasync.CopyBulkTensorTileG2SMulticastOp()
-    sX = cute.make_composed_layout(swizzle(), 0, cute.select(layout, mode=[0, 1]))
-    atom, tensor = cpasync.make_tiled_tma_atom(op, mX, sX, box, num_multicast=num_multicast)
-    return TmaOperand(atom, tensor)
-
-
-def store_operand(mY: cute.Tensor) -> TmaOperand:
-    """Stores of a warp's 16 rows by 64 columns."""
-    layout = cute.make_layout((STORE_COLUMNS, WARP_ROWS), stride=(1, STORE_COLUMNS))
-    sY = cute.make_composed_layout(swizzle(), 0, layout)
-    columns_first = cute.make_tensor(mY.iterator, cute.select(mY.layout, mode=[1, 0]))
-    op = cpasync.CopyBulkTensorTileS2GOp()
-    atom, tensor = cpasync.make_tiled_tma_atom(op, columns_first, sY, (STORE_COLUMNS, WARP_ROWS))
-    return TmaOperand(atom, tensor)
-
-
-@cute.jit
-def partition_load(
-    tma: TmaOperand,
-    sX: cute.Tensor,
-    first_row: Int32,
-    rows: cutlass.Constexpr[int],
-    rank: Int32,
-    num_multicast: cutlass.Constexpr[int],
-):
-    """(BOX, STAGE) of shared memory; (BOX, K_TILE) of the tensor from a row on."""
-    gX = cute.local_tile(cute.domain_offset((first_row, 0), tma.tensor), (rows, K_TILE), (0, None))
-    return cpasync.tma_partition(
-        tma.atom,
-        rank if const_expr(num_multicast > 1) else 0,
-        cute.make_layout(num_multicast),
-        cute.group_modes(sX, 0, 2),
-        cute.group_modes(gX, 0, 2),
-    )
-
-
-def make_tiled_mma(cfg: GemmKernelConfig, fragment: Fragment) -> cute.TiledMma:
-    """Warpgroups along M, each with the tile's columns, or along N for one m64 block."""
-    op = warpgroup.MmaF16BF16Op(
-        DTYPES[cfg.dtype],
-        Float32,
-        (MMA_M, fragment.columns, MMA_K),
-        warpgroup.OperandSource.SMEM,
-        OperandMajorMode.K,
-        OperandMajorMode.K,
-    )
-    warpgroups = (fragment.warpgroups_m, fragment.warpgroups_n, 1)
-    return cute.make_tiled_mma(cute.make_mma_atom(op), warpgroups)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static persistent schedule of the Hopper GEMM kernel.
+"""Static persistent schedule of the Hopper GEMM kernel, and the place of a thread in a tile.
 
 A *unit* is what one cluster computes at a time: ``cluster_m x cluster_n`` neighbouring tiles. Units
 follow each other in groups of ``raster_group`` tiles along M, M fastest in a group, then N, back
@@ -17,7 +17,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from cudnn_blocks.stages.gemm.hopper_config import GemmKernelConfig
+from cudnn_blocks.stages.gemm.hopper_config import (
+    MMA_M,
+    WARP_ROWS,
+    WARP_THREADS,
+    WARPGROUP_THREADS,
+    Fragment,
+    GemmKernelConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -98,3 +105,39 @@ class TileSchedule:
         m = first + rest - n * narrow
         n = units_n - 1 - n if group % 2 == 1 else n
         return m, n
+
+
+@dataclass(frozen=True)
+class Thread:
+    """Place of a consumer thread in the accumulator."""
+
+    tidx: Int32
+    warpgroup: Int32
+
+    @property
+    def lane(self) -> Int32:
+        """Within the warp."""
+        return self.tidx % WARP_THREADS
+
+    @property
+    def quad_lane(self) -> Int32:
+        """Which two of every 8 columns."""
+        return self.tidx % 4
+
+    @property
+    def warp(self) -> Int32:
+        """Within the CTA."""
+        return self.tidx // WARP_THREADS
+
+    def block_row(self, fragment: Fragment, block: int) -> Int32:
+        """First row of the CTA tile that this thread's warp holds of its warpgroup's block."""
+        block = block * fragment.warpgroups_m
+        if fragment.warpgroups_m > 1:
+            block += self.warpgroup
+        return block * MMA_M + self.tidx % WARPGROUP_THREADS // WARP_THREADS * WARP_ROWS
+
+    def first_column(self, fragment: Fragment, origin: TileOrigin) -> Int32:
+        """First column of the result that this warpgroup holds."""
+        if fragment.warpgroups_n > 1:
+            return origin.column + self.warpgroup * fragment.columns
+        return origin.column
