@@ -187,8 +187,8 @@ def test_a_read_only_cache_is_read_and_warns_once(cache):
     for path in reversed(paths):
         os.chown(path, owner, -1)
         path.chmod(0o500 if path.is_dir() else 0o400)
-    for path in cache.folder.parents[:3]:  # the test's folders are private to its user
-        if path.stat().st_uid == os.geteuid():
+    for path in cache.folder.parents:  # the test's folders are private to its user
+        if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & 0o001:
             path.chmod(path.stat().st_mode | 0o011)
     try:
         done = run(cache, READ_ONLY)
