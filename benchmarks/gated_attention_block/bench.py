@@ -174,10 +174,7 @@ class BlockCase(SampledCase):
     @override
     def plans(self) -> Sequence[Any]:
         sample, target = self.problem.make_set("meta"), _target()
-        return [
-            ours.BlockKernels(ours.block_plan(self.problem, sample, variant, target))
-            for variant in self.VARIANTS
-        ]
+        return [ours.block_plan(self.problem, sample, variant, target) for variant in self.VARIANTS]
 
 
 class HostCase(BlockCase):

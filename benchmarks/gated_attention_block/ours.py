@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,6 @@ from cudnn_blocks import (
     SdpaFwd,
     SigmoidGate,
 )
-from cudnn_blocks.blocks.gated_attention_launch import can_launch_at_once, launcher_build
-from cudnn_blocks.stages.kernel_stage import KernelChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,31 +157,3 @@ def engines_of(plan: Any) -> str:
     """The engine of every stage; of all, where they agree."""
     engines = [str(stage.engine) for stage in plan.probe().stages]
     return engines[0] if len(set(engines)) == 1 else " + ".join(engines)
-
-
-@dataclass(frozen=True)
-class BlockKernels:
-    """What a block's plan compiles: one host function with all its kernels in it."""
-
-    plan: GatedAttentionBlockFwd
-
-    def check_support(self) -> None:
-        """Raises where the plan is not served."""
-        self.plan.check_support()
-
-    def kernel_choices(self) -> Iterator[tuple[KernelChoice, str]]:
-        """That function; nothing where the stages launch one by one."""
-        plan = self.plan
-        stages: tuple[Any, ...] = plan._stages
-        if not can_launch_at_once(stages):
-            return
-        facts = (plan.geometry, plan._presence, data.DTYPE, plan.target)
-        build = launcher_build(stages, *facts)
-        choice = KernelChoice(build.kernel, build.config, build.fake_operands, _no_smem)
-        yield choice, plan.target.name
-
-
-def _no_smem(config: object) -> int:
-    """The host function has none."""
-    del config
-    return 0

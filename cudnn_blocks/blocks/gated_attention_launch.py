@@ -53,20 +53,6 @@ def compiled_launcher(
 
     It holds every kernel. Compiled afresh where the cubin is asked for.
     """
-    build = launcher_build(stages, geometry, presence, dtype, target)
-    if keep_cubin:
-        return build(keep_cubin=True)
-    return KERNELS.get((build.config, target.name), build)
-
-
-def launcher_build(
-    stages: Sequence[KernelStage],
-    geometry: GatedAttentionGeometry,
-    presence: Presence,
-    dtype: torch.dtype,
-    target: Target,
-) -> KernelBuild:
-    """How that function is compiled."""
     from cudnn_blocks.stages.gated_attention import launcher
 
     choices = {stage.name: stage._choose_kernel() for stage in stages}
@@ -83,7 +69,8 @@ def launcher_build(
         has_lse=presence.has_lse,
         has_seq_lens=presence.has_seq_lens,
     )
-    return KernelBuild(launcher.GatedAttentionLauncher, config, launcher.fake_operands, target)
+    build = KernelBuild(launcher.GatedAttentionLauncher, config, launcher.fake_operands, target)
+    return build(keep_cubin=True) if keep_cubin else KERNELS.get((config, target.name), build)
 
 
 class OneCall:
