@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.frozen import frozen
+from cudnn_blocks.geometry.sizes import validate_sizes
 
 PADDING_SLOT = -1
 """Slot of a padding row."""
@@ -25,9 +26,7 @@ class CausalConv1dGeometry:
 
     def validate(self) -> None:
         """Raises ContractError where a size lies outside the contract."""
-        for name in ("channels", "width", "state_len"):
-            if getattr(self, name) < 1:
-                raise ContractError(name, "a positive size", getattr(self, name))
+        validate_sizes(self, "channels", "width", "state_len")
         if self.state_len < self.width - 1:
             raise ContractError(
                 "state_len", f"at least width - 1 = {self.width - 1}", self.state_len

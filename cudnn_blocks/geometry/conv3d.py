@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.frozen import frozen
+from cudnn_blocks.geometry.sizes import validate_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +106,7 @@ class Conv3dGeometry:
 
     def validate(self) -> None:
         """Raises ContractError where a size lies outside the contract."""
-        _check_positive(self, "in_channels", "out_channels")
+        validate_sizes(self, "in_channels", "out_channels")
         if self.kernel != KERNEL:
             raise ContractError("kernel", f"{KERNEL}", self.kernel)
 
@@ -160,7 +161,7 @@ class RmsNormSiluGeometry:
 
     def validate(self) -> None:
         """Raises ContractError where a size lies outside the contract."""
-        _check_positive(self, "channels")
+        validate_sizes(self, "channels")
 
     def validate_input(self, input_shape: Sequence[int]) -> None:
         """Raises ContractError unless the shape is ``[N, T, H, W, C]`` with T, H, W at least 1."""
@@ -240,12 +241,6 @@ def _check_frame_knob(name: str, value: int) -> None:
         raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
     if not 0 <= value <= MAX_HISTORY_FRAMES:
         raise ContractError(name, f"0 to {MAX_HISTORY_FRAMES}", value)
-
-
-def _check_positive(geometry: object, *names: str) -> None:
-    for name in names:
-        if getattr(geometry, name) < 1:
-            raise ContractError(name, "a positive size", getattr(geometry, name))
 
 
 def _check_activation(name: str, shape: Sequence[int], channels: int, *, min_extent: int) -> None:

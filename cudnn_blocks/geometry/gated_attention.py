@@ -7,12 +7,18 @@ with ``d_head`` innermost; every statement about a column lives here.
 
 from __future__ import annotations
 
-import math
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from cudnn_blocks.errors import ContractError
+from cudnn_blocks.geometry.attention import (
+    scale_of,
+    validate_heads,
+    validate_mask,
+    validate_norm_and_rope,
+)
 from cudnn_blocks.geometry.frozen import frozen
+from cudnn_blocks.geometry.sizes import validate_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,40 +72,17 @@ class GatedAttentionGeometry:
 
     def validate(self) -> None:
         """Raises ContractError where a size or the mask lies outside the contract."""
-        for name in ("d_model", "h_q", "h_kv", "d_head"):
-            if getattr(self, name) < 1:
-                raise ContractError(name, "a positive size", getattr(self, name))
-        if self.h_q % self.h_kv:
-            raise ContractError("h_q", f"a multiple of h_kv = {self.h_kv}", self.h_q)
+        validate_sizes(self, "d_model", "h_q", "h_kv", "d_head")
+        validate_heads(self)
         for name in ("h_q", "h_kv"):
             width = getattr(self, name) * self.d_head
             if width % QKVG_BAND_MULTIPLE:
                 expected = f"{name} * d_head a multiple of {QKVG_BAND_MULTIPLE}"
                 raise ContractError("d_head", expected, width)
-        self._validate_norm_and_rope()
-        self._validate_mask()
-
-    def _validate_norm_and_rope(self) -> None:
-        if not 0 <= self.rope_dim <= self.d_head or self.rope_dim % 2:
-            expected = f"an even number from 0 to d_head = {self.d_head}"
-            raise ContractError("rope_dim", expected, self.rope_dim)
-        if not (self.qk_norm_eps > 0 and math.isfinite(self.qk_norm_eps)):
-            raise ContractError("qk_norm_eps", "a positive number", self.qk_norm_eps)
+        validate_norm_and_rope(self)
         if not self.qk_norm and self.rope_dim == 0:
             raise ContractError("rope_dim", "at least 2 where qk_norm is False", 0)
-
-    def _validate_mask(self) -> None:
-        scale = self.attn_scale
-        if scale is not None and not (scale > 0 and math.isfinite(scale)):
-            raise ContractError("attn_scale", "a positive number, or None", scale)
-        for name in ("window_left", "window_right"):
-            if getattr(self, name) < -1:
-                raise ContractError(name, "-1 for no bound, or a count", getattr(self, name))
-        if self.causal_bottom_right and not self.is_causal:
-            raise ContractError("causal_bottom_right", "False where is_causal is False", True)
-        if self.window_right >= 0 and not self.is_causal:
-            expected = "-1 where is_causal is False"
-            raise ContractError("window_right", expected, self.window_right)
+        validate_mask(self)
 
     def validate_hidden(self, hidden_shape: Sequence[int]) -> None:
         """Raises ContractError unless the shape is ``[B, S, d_model]``."""
@@ -110,7 +93,7 @@ class GatedAttentionGeometry:
     @property
     def scale(self) -> float:
         """The factor of QK^T."""
-        return self.d_head**-0.5 if self.attn_scale is None else self.attn_scale
+        return scale_of(self)
 
     @property
     def gqa_ratio(self) -> int:

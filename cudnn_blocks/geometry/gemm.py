@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.frozen import frozen
+from cudnn_blocks.geometry.sizes import validate_sizes
 
 
 @frozen
@@ -18,6 +18,4 @@ class GemmGeometry:
 
     def validate(self) -> None:
         """Raises ContractError where a size lies outside the contract."""
-        for name in ("n", "k"):
-            if getattr(self, name) < 1:
-                raise ContractError(name, "a positive size", getattr(self, name))
+        validate_sizes(self, "n", "k")

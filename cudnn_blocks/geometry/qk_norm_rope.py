@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 
 from cudnn_blocks.errors import ContractError
+from cudnn_blocks.geometry.attention import validate_norm_and_rope
 from cudnn_blocks.geometry.frozen import frozen
+from cudnn_blocks.geometry.sizes import validate_sizes
 
 
 @frozen
@@ -28,14 +30,8 @@ class QkNormRopeGeometry:
 
     def validate(self) -> None:
         """Raises ContractError where a size lies outside the contract."""
-        for name in ("h_q", "h_kv", "d_head"):
-            if getattr(self, name) < 1:
-                raise ContractError(name, "a positive size", getattr(self, name))
-        if not 0 <= self.rope_dim <= self.d_head or self.rope_dim % 2:
-            expected = f"an even number from 0 to d_head = {self.d_head}"
-            raise ContractError("rope_dim", expected, self.rope_dim)
-        if not (self.qk_norm_eps > 0 and math.isfinite(self.qk_norm_eps)):
-            raise ContractError("qk_norm_eps", "a positive number", self.qk_norm_eps)
+        validate_sizes(self, "h_q", "h_kv", "d_head")
+        validate_norm_and_rope(self)
         if not self.qk_norm and self.rope_dim == 0:
             raise ContractError("rope_dim", "at least 2 where there is no norm", 0)
 

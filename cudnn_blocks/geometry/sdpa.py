@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import math
-
-from cudnn_blocks.errors import ContractError
+from cudnn_blocks.geometry.attention import scale_of, validate_heads, validate_mask
 from cudnn_blocks.geometry.frozen import frozen
 from cudnn_blocks.geometry.gated_attention import GatedAttentionGeometry
+from cudnn_blocks.geometry.sizes import validate_sizes
 
 
 @frozen
@@ -54,24 +53,11 @@ class SdpaGeometry:
 
     def validate(self) -> None:
         """Raises ContractError where a size or the mask lies outside the contract."""
-        for name in ("h_q", "h_kv", "d_head"):
-            if getattr(self, name) < 1:
-                raise ContractError(name, "a positive size", getattr(self, name))
-        if self.h_q % self.h_kv:
-            raise ContractError("h_q", f"a multiple of h_kv = {self.h_kv}", self.h_q)
-        scale = self.attn_scale
-        if scale is not None and not (scale > 0 and math.isfinite(scale)):
-            raise ContractError("attn_scale", "a positive number, or None", scale)
-        for name in ("window_left", "window_right"):
-            if getattr(self, name) < -1:
-                raise ContractError(name, "-1 for no bound, or a count", getattr(self, name))
-        if self.causal_bottom_right and not self.is_causal:
-            raise ContractError("causal_bottom_right", "False where is_causal is False", True)
-        if self.window_right >= 0 and not self.is_causal:
-            expected = "-1 where is_causal is False"
-            raise ContractError("window_right", expected, self.window_right)
+        validate_sizes(self, "h_q", "h_kv", "d_head")
+        validate_heads(self)
+        validate_mask(self)
 
     @property
     def scale(self) -> float:
         """The factor of QK^T."""
-        return self.d_head**-0.5 if self.attn_scale is None else self.attn_scale
+        return scale_of(self)
