@@ -14,12 +14,13 @@ import torch
 from cudnn_blocks import __version__
 from cudnn_blocks.cli_cache import cache
 from cudnn_blocks.errors import ContractError
+from cudnn_blocks.operands import ACTIVATION_DTYPES
 from cudnn_blocks.support import SupportReport, render_reports
 from cudnn_blocks.target import CPU, Target
 from cudnn_blocks.tensor_spec import TensorSpec
 
 ALL_SERVED, SOME_DECLINE, BAD_ARGUMENTS = 0, 1, 2
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {name: dtype for dtype, name in ACTIVATION_DTYPES.items()}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

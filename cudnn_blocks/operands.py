@@ -14,6 +14,10 @@ from cudnn_blocks.errors import ContractError, GradModeError
 from cudnn_blocks.strided import are_interleaved
 from cudnn_blocks.tensor_spec import TensorSpec, row_major_stride
 
+ACTIVATION_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Served activations, and what stages call them."""
+ANY_EXTENT = 2**31 - 1
+"""The limit of an axis that a plan does not limit."""
 Extents = dict[str, int]
 Shape = tuple[int | str, ...]
 
@@ -97,6 +101,12 @@ class AnyStrides:
     def describe(self, shape: Sequence[int]) -> str:
         """What is expected."""
         return "any strides"
+
+
+def check_activation_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raises ContractError unless ``dtype`` is one of ``ACTIVATION_DTYPES``."""
+    if dtype not in ACTIVATION_DTYPES:
+        raise ContractError(name, f"dtype {' or '.join(map(str, ACTIVATION_DTYPES))}", dtype)
 
 
 @dataclass(frozen=True)

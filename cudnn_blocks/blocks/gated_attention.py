@@ -16,18 +16,16 @@ from cudnn_blocks.blocks.gated_attention_launch import (
     compiled_launcher,
 )
 from cudnn_blocks.blocks.gated_attention_operands import (
-    ANY_EXTENT,
-    TABLE_ROWS,
     Presence,
     check_samples_fit,
-    check_table_rows,
     operand_table,
     with_rows_at_one_pitch,
 )
 from cudnn_blocks.blocks.gated_attention_stages import Wiring
 from cudnn_blocks.errors import NotServedError
 from cudnn_blocks.geometry import GatedAttentionGeometry
-from cudnn_blocks.operands import Extents, OperandTable
+from cudnn_blocks.norm_rope_operands import TABLE_ROWS, check_table_rows
+from cudnn_blocks.operands import ANY_EXTENT, Extents, OperandTable
 from cudnn_blocks.stages.kernel_stage import KernelStage
 from cudnn_blocks.stages.stage import Stage
 from cudnn_blocks.stream import StreamLike, ambient_stream, resolve_stream

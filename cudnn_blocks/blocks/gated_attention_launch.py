@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 
-from cudnn_blocks.blocks.gated_attention_operands import (
-    ACTIVATION_DTYPES,
-    Presence,
-    table_stride_multiple,
-)
+from cudnn_blocks.blocks.gated_attention_operands import Presence
 from cudnn_blocks.blocks.gated_attention_stages import O_REGION
 from cudnn_blocks.geometry import GatedAttentionGeometry
-from cudnn_blocks.operands import Extents
+from cudnn_blocks.operands import ACTIVATION_DTYPES, Extents
+from cudnn_blocks.stages.gemm.epilogues import NormRope
 from cudnn_blocks.stages.kernel_cache import KERNELS, CompiledKernel, KernelBuild
 from cudnn_blocks.stages.kernel_stage import KernelStage
 from cudnn_blocks.stages.stage import Stage
@@ -64,7 +61,7 @@ def compiled_launcher(
         h_kv=geometry.h_kv,
         d_head=geometry.d_head,
         rope_dim=geometry.rope_dim,
-        table_multiple=table_stride_multiple(geometry.rope_dim),
+        table_multiple=NormRope.table_multiple(geometry.rope_dim),
         has_norm=presence.has_norm,
         has_lse=presence.has_lse,
         has_seq_lens=presence.has_seq_lens,

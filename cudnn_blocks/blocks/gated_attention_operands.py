@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,14 +10,17 @@ import torch
 
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry import GatedAttentionGeometry
-from cudnn_blocks.operands import Contiguous, Extents, Operand, OperandTable, StrideRule
-from cudnn_blocks.strided import VEC, PitchedRows, Strided
+from cudnn_blocks.norm_rope_operands import norm_rope_operands
+from cudnn_blocks.operands import (
+    Contiguous,
+    Operand,
+    OperandTable,
+    StrideRule,
+    check_activation_dtype,
+)
+from cudnn_blocks.stages.gemm.epilogues import NormRope
+from cudnn_blocks.strided import PitchedRows
 from cudnn_blocks.tensor_spec import TensorSpec
-
-TABLE_ROWS = "T"
-"""Rows of the cosine and sine tables: any number from S on."""
-ANY_EXTENT = 2**31 - 1
-ACTIVATION_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,6 @@ class Presence:
     has_lse: bool
 
 
-def table_stride_multiple(rope_dim: int) -> int:
-    """Elements that the strides of the tables are multiples of; compact ones always are."""
-    return max(2, math.gcd(VEC, rope_dim // 2))
-
-
 def operand_table(
     geometry: GatedAttentionGeometry,
     dtype: torch.dtype,
@@ -44,20 +41,21 @@ def operand_table(
     has_compact_rows: bool = False,
 ) -> OperandTable:
     """Every tensor of a call but the workspace; ``h`` and ``out`` compact for some engines."""
-    d_model, d_head = geometry.d_model, geometry.d_head
-    compact = Contiguous()
+    d_model, compact = geometry.d_model, Contiguous()
     rows: StrideRule = compact if has_compact_rows else PitchedRows()
-    table_shape = ("B", TABLE_ROWS, geometry.rope_dim)
-    has_norm, has_rope = presence.has_norm, presence.has_rope
-    tables = Strided(table_stride_multiple(geometry.rope_dim))
+    small = norm_rope_operands(
+        dtype,
+        geometry.d_head,
+        geometry.rope_dim,
+        NormRope.table_multiple(geometry.rope_dim),
+        has_norm=presence.has_norm,
+        has_rope=presence.has_rope,
+    )
     return OperandTable(
         (
             Operand("h", dtype, ("B", "S", d_model), rows),
             Operand("w_qkvg", dtype, (geometry.n_qkvg, d_model), compact),
-            Operand("w_q_norm", dtype, (d_head,), compact, is_declared=has_norm),
-            Operand("w_k_norm", dtype, (d_head,), compact, is_declared=has_norm),
-            Operand("cos", dtype, table_shape, tables, is_declared=has_rope),
-            Operand("sin", dtype, table_shape, tables, is_declared=has_rope),
+            *small,
             Operand("w_o", dtype, (d_model, geometry.attn_width), compact),
             Operand("out", dtype, ("B", "S", d_model), rows, is_mutated=True),
             Operand(
@@ -91,8 +89,7 @@ def check_samples_fit(
         ContractError: a dtype outside the contract, or a sample too many or too few.
     """
     dtype = specs["h"].dtype
-    if dtype not in ACTIVATION_DTYPES:
-        raise ContractError("h", "dtype torch.bfloat16 or torch.float16", dtype)
+    check_activation_dtype("h", dtype)
     geometry.validate_hidden(specs["h"].shape)
     needed = {
         "w_q_norm": (presence.has_norm, f"qk_norm is {geometry.qk_norm}"),
@@ -106,13 +103,6 @@ def check_samples_fit(
         if not is_needed and name in specs:
             raise ContractError(f"sample_{name}", f"None, since {why}", "a tensor")
     return dtype
-
-
-def check_table_rows(extents: Extents) -> None:
-    """Raises ContractError where the cosine and sine tables end before the last token."""
-    rows, tokens = extents.get(TABLE_ROWS), extents["S"]
-    if rows is not None and rows < tokens:
-        raise ContractError("cos", f"at least S = {tokens} rows", f"{rows} rows")
 
 
 def with_rows_at_one_pitch(x: torch.Tensor | None) -> torch.Tensor | None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from cudnn_blocks.blocks.gated_attention_operands import ACTIVATION_DTYPES, Presence
+from cudnn_blocks.blocks.gated_attention_operands import Presence
 from cudnn_blocks.geometry import GatedAttentionGeometry, ProjBlock
+from cudnn_blocks.operands import ACTIVATION_DTYPES
 from cudnn_blocks.stages.attention.stage import SdpaModes, SdpaStage
 from cudnn_blocks.stages.cudnn_graph import CUDNN
 from cudnn_blocks.stages.gate.stage import SigmoidGateModes, SigmoidGateStage

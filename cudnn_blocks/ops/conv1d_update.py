@@ -11,7 +11,16 @@ import torch
 from cudnn_blocks.api_base import APIBase, Sample, require_type
 from cudnn_blocks.errors import BadSlotError, ContractError, NotServedError
 from cudnn_blocks.geometry import CausalConv1dGeometry
-from cudnn_blocks.operands import Contiguous, Extents, Operand, OperandTable, RowPitch, StateLayout
+from cudnn_blocks.operands import (
+    ACTIVATION_DTYPES,
+    Contiguous,
+    Extents,
+    Operand,
+    OperandTable,
+    RowPitch,
+    StateLayout,
+    check_activation_dtype,
+)
 from cudnn_blocks.reference.causal_conv1d import list_faults
 from cudnn_blocks.stages.conv1d import stage as conv1d
 from cudnn_blocks.stream import StreamLike
@@ -24,7 +33,6 @@ _ACTIVATIONS = {
     "silu": conv1d.SILU,
     "swish": conv1d.SILU,
 }
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _ON_BAD_INDEX = (conv1d.TRAP, conv1d.REPORT)
 _PITCH_MULTIPLE = 8
 _ELEMENT_BYTES = 2
@@ -149,8 +157,7 @@ class CausalConv1dUpdate(APIBase):
         _require_one_of("on_bad_index", self._on_bad_index, _ON_BAD_INDEX)
         specs, geometry = self._specs, self.geometry
         x, state = specs["x"], specs["conv_state"]
-        if x.dtype not in _DTYPES:
-            raise ContractError("x", "dtype torch.bfloat16 or torch.float16", x.dtype)
+        check_activation_dtype("x", x.dtype)
         if len(x.shape) == 3:
             raise NotServedError(conv1d.CausalConv1dUpdateStage.name, "3-D x [N, D, T]", "x [N, D]")
         channels, width, state_len = geometry.channels, geometry.width, geometry.state_len
@@ -199,7 +206,7 @@ class CausalConv1dUpdate(APIBase):
         self, target: Target, engines: Mapping[str, str]
     ) -> tuple[conv1d.CausalConv1dUpdateStage, ...]:
         modes = conv1d.CausalConv1dUpdateModes(
-            dtype=_DTYPES[self._specs["x"].dtype],
+            dtype=ACTIVATION_DTYPES[self._specs["x"].dtype],
             state_layout=self._state_layout(self._specs["conv_state"]),
             activation=_ACTIVATIONS[self._activation],
             has_bias=self._has_bias,

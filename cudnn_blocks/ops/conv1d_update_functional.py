@@ -10,6 +10,7 @@ import torch
 from cudnn_blocks.api_base import require_type
 from cudnn_blocks.errors import NotServedError
 from cudnn_blocks.geometry import CausalConv1dGeometry
+from cudnn_blocks.operands import ANY_EXTENT
 from cudnn_blocks.ops.allocate import run_on_stream
 from cudnn_blocks.ops.conv1d_update import CausalConv1dUpdate
 from cudnn_blocks.ops.library import check_traceable, is_eager, register
@@ -19,7 +20,6 @@ from cudnn_blocks.target import Target
 from cudnn_blocks.tensor_spec import TensorSpec
 
 _OP_NAME = "causal_conv1d_update"
-_UNBOUNDED = 2**31 - 1
 
 
 def causal_conv1d_update(
@@ -144,19 +144,19 @@ def _build_unbounded(
     def spec(*shape: int, of: torch.dtype = dtype) -> TensorSpec:
         return TensorSpec.contiguous(shape, of, device)
 
-    state = spec(_UNBOUNDED, channels, state_len)
+    state = spec(ANY_EXTENT, channels, state_len)
     if tuple(conv_state.stride()[1:]) == (1, channels):
         stride = (channels * state_len, 1, channels)
         state = TensorSpec(dtype, state.shape, stride, device)
     return CausalConv1dUpdate(
-        spec(_UNBOUNDED, channels) if x.dim() == 2 else spec(_UNBOUNDED, *x.shape[1:]),
+        spec(ANY_EXTENT, channels) if x.dim() == 2 else spec(ANY_EXTENT, *x.shape[1:]),
         state,
         spec(channels, width),
-        spec(_UNBOUNDED, channels),
+        spec(ANY_EXTENT, channels),
         CausalConv1dGeometry(channels, width, state_len),
         sample_bias=None if bias is None else spec(channels),
         sample_conv_state_indices=(
-            None if conv_state_indices is None else spec(_UNBOUNDED, of=torch.int32)
+            None if conv_state_indices is None else spec(ANY_EXTENT, of=torch.int32)
         ),
         activation=activation,
         target=Target.of_device(device),

@@ -11,7 +11,13 @@ import torch
 from cudnn_blocks.api_base import require_type
 from cudnn_blocks.ops.allocate import run_on_stream
 from cudnn_blocks.ops.conv3d_family import DTYPE, Conv3dFamilyOp
-from cudnn_blocks.ops.library import check_traceable, is_eager, register
+from cudnn_blocks.ops.library import (
+    bind_arguments,
+    check_traceable,
+    defaults_of,
+    is_eager,
+    register,
+)
 from cudnn_blocks.plan_cache import PLANS
 from cudnn_blocks.stream import StreamLike
 from cudnn_blocks.tensor_spec import TensorSpec
@@ -50,7 +56,7 @@ class FunctionalOp:
         self._overload = register(schema, self._run_traced, self._fake)
         self._name = schema.partition("(")[0]
         arguments = self._overload._schema.arguments
-        self._defaults = {argument.name: argument.default_value for argument in arguments}
+        self._defaults = defaults_of(self._overload)
         self._knob_types = {
             argument.name: _KNOB_TYPES[str(argument.type)]
             for argument in arguments
@@ -63,7 +69,7 @@ class FunctionalOp:
         """The results by name, None for one that the call does not have."""
         operand = args[0]
         if is_eager(operand):
-            results = self._run(self._bind(args), current_stream)
+            results = self._run(bind_arguments(self._defaults, args), current_stream)
         else:
             check_traceable(self._name, "input", operand, current_stream)
             results = self._overload(*args)
@@ -71,16 +77,11 @@ class FunctionalOp:
             name: results[i] if i < len(results) else None for i, name in enumerate(self._outputs)
         }
 
-    def _bind(self, args: Sequence[Any], kwargs: Arguments | None = None) -> dict[str, Any]:
-        """Arguments by name; the dispatcher leaves out those that equal their defaults."""
-        given = dict(zip(self._defaults, args, strict=False))
-        return {**self._defaults, **given, **(kwargs or {})}
-
     def _run_traced(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        return self._run(self._bind(args, kwargs), None)
+        return self._run(bind_arguments(self._defaults, args, kwargs), None)
 
     def _fake(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        arguments = self._bind(args, kwargs)
+        arguments = bind_arguments(self._defaults, args, kwargs)
         shapes = self._shapes(arguments)
         return [
             arguments["input"].new_empty(shapes[name]) for name in self._outputs if name in shapes

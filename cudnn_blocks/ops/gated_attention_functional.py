@@ -13,7 +13,13 @@ from cudnn_blocks.api_base import require_type
 from cudnn_blocks.blocks.gated_attention import GatedAttentionBlockFwd
 from cudnn_blocks.geometry import GatedAttentionGeometry
 from cudnn_blocks.ops.allocate import run_on_stream
-from cudnn_blocks.ops.library import check_traceable, is_eager, register
+from cudnn_blocks.ops.library import (
+    bind_arguments,
+    check_traceable,
+    defaults_of,
+    is_eager,
+    register,
+)
 from cudnn_blocks.plan_cache import PLANS
 from cudnn_blocks.stream import StreamLike
 from cudnn_blocks.tensor_spec import TensorSpec
@@ -152,17 +158,10 @@ def _library_fake(*arguments: Any, **named: Any) -> list[torch.Tensor]:
 
 def _split(arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Tensors, geometry and flags; the dispatcher leaves out trailing defaults."""
-    names = [argument.name for argument in _OVERLOAD._schema.arguments]
-    defaults = {one.name: one.default_value for one in _OVERLOAD._schema.arguments}
-    values = {**defaults, **dict(zip(names, arguments, strict=False)), **named}
-    ordered = [values[name] for name in names]
-    first = names.index(_FIELDS[0])
-    fields = dict(zip(_FIELDS, ordered[first:], strict=False))
-    return (
-        dict(zip(_TENSORS, ordered[:first], strict=True)),
-        GatedAttentionGeometry(**fields),
-        tuple(ordered[first + len(_FIELDS) :]),
-    )
+    values = bind_arguments(_DEFAULTS, arguments, named)
+    tensors = {name: values.pop(name) for name in _TENSORS}
+    fields = {name: values.pop(name) for name in _FIELDS}
+    return tensors, GatedAttentionGeometry(**fields), tuple(values.values())
 
 
 _OVERLOAD = register(
@@ -174,3 +173,4 @@ _OVERLOAD = register(
     _library_op,
     _library_fake,
 )
+_DEFAULTS = defaults_of(_OVERLOAD)

@@ -10,7 +10,7 @@ import torch
 from cudnn_blocks.api_base import Sample, require_type
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.gemm import GemmGeometry
-from cudnn_blocks.operands import Operand, OperandTable
+from cudnn_blocks.operands import ACTIVATION_DTYPES, Operand, OperandTable, check_activation_dtype
 from cudnn_blocks.ops.allocate import run_on_stream
 from cudnn_blocks.ops.library import check_traceable, is_eager, register
 from cudnn_blocks.ops.seen_calls import SeenCallsOp
@@ -22,7 +22,6 @@ from cudnn_blocks.target import Target
 from cudnn_blocks.tensor_spec import TensorSpec
 
 _OP_NAME = "gemm"
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class Gemm(SeenCallsOp):
@@ -98,8 +97,7 @@ class Gemm(SeenCallsOp):
 
     def _build_operands(self) -> OperandTable:
         n, k, dtype = self.geometry.n, self.geometry.k, self._specs["x"].dtype
-        if dtype not in _DTYPES:
-            raise ContractError("x", "dtype torch.bfloat16 or torch.float16", dtype)
+        check_activation_dtype("x", dtype)
         rows = PitchedRows()
         return OperandTable(
             (
@@ -111,7 +109,7 @@ class Gemm(SeenCallsOp):
 
     def _build_stages(self, target: Target, engines: Mapping[str, str]) -> tuple[GemmStage, ...]:
         x = self._specs["x"]
-        modes = GemmModes(self.geometry.n, self.geometry.k, _DTYPES[x.dtype])
+        modes = GemmModes(self.geometry.n, self.geometry.k, ACTIVATION_DTYPES[x.dtype])
         rows, pin = x.shape[0] * x.shape[1], engines.get(GemmStage.name)
         return (GemmStage(GemmStage.name, modes, rows, target, pin, device=x.device),)
 

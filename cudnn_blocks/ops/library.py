@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,18 @@ def register(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> 
     _LIBRARY.impl(name, refuse_autograd, "Autograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
     return overload
+
+
+def defaults_of(overload: Any) -> dict[str, Any]:
+    """Every argument of the schema, in its order, and its default; None where it has none."""
+    return {argument.name: argument.default_value for argument in overload._schema.arguments}
+
+
+def bind_arguments(
+    defaults: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Arguments by name, in order; the dispatcher leaves out those that equal their defaults."""
+    return {**defaults, **dict(zip(defaults, args, strict=False)), **(kwargs or {})}
 
 
 def is_eager(operand: object) -> bool:

@@ -10,7 +10,15 @@ import torch
 from cudnn_blocks.api_base import Sample, require_type
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.qk_norm_rope import QkNormRopeGeometry
-from cudnn_blocks.operands import Contiguous, Extents, Operand, OperandTable
+from cudnn_blocks.norm_rope_operands import check_table_rows, norm_rope_operands
+from cudnn_blocks.operands import (
+    ACTIVATION_DTYPES,
+    ANY_EXTENT,
+    Extents,
+    Operand,
+    OperandTable,
+    check_activation_dtype,
+)
 from cudnn_blocks.ops.library import check_traceable, is_eager, register
 from cudnn_blocks.ops.seen_calls import SeenCallsOp
 from cudnn_blocks.plan_cache import PLANS
@@ -20,13 +28,11 @@ from cudnn_blocks.stages.qk_norm_rope.stage import (
     QkNormRopeStage,
 )
 from cudnn_blocks.stream import StreamLike
-from cudnn_blocks.strided import Strided, vector_strides
+from cudnn_blocks.strided import vector_strides
 from cudnn_blocks.target import Target
 from cudnn_blocks.tensor_spec import TensorSpec
 
 _OP_NAME = "qk_norm_rope"
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_UNBOUNDED = 2**31 - 1
 
 
 class QkNormRope(SeenCallsOp):
@@ -146,44 +152,37 @@ class QkNormRope(SeenCallsOp):
 
     def _build_operands(self) -> OperandTable:
         geometry, dtype = self.geometry, self._specs["q"].dtype
-        if dtype not in _DTYPES:
-            raise ContractError("q", "dtype torch.bfloat16 or torch.float16", dtype)
+        check_activation_dtype("q", dtype)
 
         def heads(name: str, count: int) -> Operand:
             strides = vector_strides(geometry.d_head, is_written=True)
             shape = ("B", "S", count, geometry.d_head)
             return Operand(name, dtype, shape, strides, is_mutated=True)
 
-        def weight(name: str) -> Operand:
-            shape = (geometry.d_head,)
-            return Operand(name, dtype, shape, Contiguous(), is_declared=geometry.qk_norm)
-
-        def table(name: str) -> Operand:
-            shape, strides = ("B", "T", geometry.rope_dim), Strided(geometry.table_stride_multiple)
-            return Operand(name, dtype, shape, strides, is_declared=geometry.rope_dim > 0)
-
         return OperandTable(
             (
                 heads("q", geometry.h_q),
                 heads("k", geometry.h_kv),
-                weight("w_q_norm"),
-                weight("w_k_norm"),
-                table("cos"),
-                table("sin"),
+                *norm_rope_operands(
+                    dtype,
+                    geometry.d_head,
+                    geometry.rope_dim,
+                    geometry.table_stride_multiple,
+                    has_norm=geometry.qk_norm,
+                    has_rope=geometry.rope_dim > 0,
+                ),
             )
         )
 
     def _check_extents(self, extents: Extents) -> None:
-        rows, tokens = extents.get("T"), extents["S"]
-        if rows is not None and rows < tokens:
-            raise ContractError("cos", f"at least S = {tokens} rows", f"{rows} rows")
+        check_table_rows(extents)
 
     def _build_stages(
         self, target: Target, engines: Mapping[str, str]
     ) -> tuple[QkNormRopeStage, ...]:
         geometry = self.geometry
         modes = QkNormRopeModes(
-            dtype=_DTYPES[self._specs["q"].dtype],
+            dtype=ACTIVATION_DTYPES[self._specs["q"].dtype],
             h_q=geometry.h_q,
             h_kv=geometry.h_kv,
             d_head=geometry.d_head,
@@ -290,9 +289,9 @@ def _build_unbounded(operands: Sequence[torch.Tensor | None], eps: float) -> QkN
         shape = (*leading, *tensor.shape[len(leading) :])
         return TensorSpec.contiguous(shape, q.dtype, q.device)
 
-    samples = [spec(tensor, _UNBOUNDED, longest) for tensor in (q, k)]
+    samples = [spec(tensor, ANY_EXTENT, longest) for tensor in (q, k)]
     samples += [spec(tensor) for tensor in operands[2:4]]
-    samples += [spec(tensor, _UNBOUNDED, _UNBOUNDED) for tensor in operands[4:]]
+    samples += [spec(tensor, ANY_EXTENT, ANY_EXTENT) for tensor in operands[4:]]
     return QkNormRope(*samples, qk_norm_eps=eps, target=Target.of_device(q.device))  # type: ignore[arg-type]
 
 

@@ -11,7 +11,16 @@ import torch
 from cudnn_blocks.api_base import Sample, require_type
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry import GatedAttentionGeometry
-from cudnn_blocks.operands import Contiguous, Extents, Operand, OperandTable
+from cudnn_blocks.norm_rope_operands import TABLE_ROWS, check_table_rows, norm_rope_operands
+from cudnn_blocks.operands import (
+    ACTIVATION_DTYPES,
+    ANY_EXTENT,
+    Contiguous,
+    Extents,
+    Operand,
+    OperandTable,
+    check_activation_dtype,
+)
 from cudnn_blocks.ops.allocate import run_on_stream
 from cudnn_blocks.ops.library import check_traceable, is_eager, register
 from cudnn_blocks.ops.seen_calls import SeenCallsOp
@@ -19,13 +28,11 @@ from cudnn_blocks.plan_cache import PLANS
 from cudnn_blocks.stages.gemm.epilogues import NormRope
 from cudnn_blocks.stages.gemm.stage import GemmModes, GemmStage
 from cudnn_blocks.stream import StreamLike
-from cudnn_blocks.strided import PitchedRows, Strided
+from cudnn_blocks.strided import PitchedRows
 from cudnn_blocks.target import Target
 from cudnn_blocks.tensor_spec import TensorSpec
 
 _OP_NAME = "qkv_gate_projection"
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_ANY_EXTENT = 2**31 - 1
 _SMALL = ("w_q_norm", "w_k_norm", "cos", "sin")
 _FIELDS = ("d_model", "h_q", "h_kv", "d_head", "rope_dim", "qk_norm_eps", "qk_norm")
 """What the op needs of a geometry; the mask is not its business."""
@@ -129,8 +136,8 @@ class QkvGateProjection(SeenCallsOp):
 
     def _plan(self) -> None:
         super()._plan()
-        if "T" in self._limits:
-            self._limits["T"] = _ANY_EXTENT
+        if TABLE_ROWS in self._limits:
+            self._limits[TABLE_ROWS] = ANY_EXTENT
 
     @property
     def _has_norm(self) -> bool:
@@ -142,29 +149,24 @@ class QkvGateProjection(SeenCallsOp):
 
     def _build_operands(self) -> OperandTable:
         geometry, dtype = self.geometry, self._specs["h"].dtype
-        if dtype not in _DTYPES:
-            raise ContractError("h", "dtype torch.bfloat16 or torch.float16", dtype)
+        check_activation_dtype("h", dtype)
         self._require_declared()
         d_model, n_qkvg, rows = geometry.d_model, geometry.n_qkvg, PitchedRows()
-        tables = Strided(NormRope.table_multiple(geometry.rope_dim))
-
-        def weight(name: str) -> Operand:
-            shape = (geometry.d_head,)
-            return Operand(name, dtype, shape, Contiguous(), is_declared=self._has_norm)
-
-        def table(name: str) -> Operand:
-            shape = ("B", "T", geometry.rope_dim)
-            return Operand(name, dtype, shape, tables, is_declared=self._has_rope)
+        multiple = NormRope.table_multiple(geometry.rope_dim)
 
         return OperandTable(
             (
                 Operand("h", dtype, ("B", "S", d_model), rows),
                 Operand("w_qkvg", dtype, (n_qkvg, d_model), Contiguous()),
                 Operand("proj", dtype, ("B", "S", n_qkvg), rows, is_mutated=True),
-                weight("w_q_norm"),
-                weight("w_k_norm"),
-                table("cos"),
-                table("sin"),
+                *norm_rope_operands(
+                    dtype,
+                    geometry.d_head,
+                    geometry.rope_dim,
+                    multiple,
+                    has_norm=self._has_norm,
+                    has_rope=self._has_rope,
+                ),
             )
         )
 
@@ -178,9 +180,7 @@ class QkvGateProjection(SeenCallsOp):
                 raise ContractError(name, "None, since the epilogue has no use for it", "a sample")
 
     def _check_extents(self, extents: Extents) -> None:
-        rows, tokens = extents.get("T"), extents["S"]
-        if rows is not None and rows < tokens:
-            raise ContractError("cos", f"at least S = {tokens} rows", f"{rows} rows")
+        check_table_rows(extents)
 
     def _build_stages(self, target: Target, engines: Mapping[str, str]) -> tuple[GemmStage, ...]:
         one, h = self.geometry, self._specs["h"]
@@ -188,7 +188,7 @@ class QkvGateProjection(SeenCallsOp):
         if self._fuse_norm_rope:
             name = FUSED
             norm_rope = NormRope(one.d_head, one.h_q, one.h_kv, one.rope_dim, one.qk_norm)
-        modes = GemmModes(one.n_qkvg, one.d_model, _DTYPES[h.dtype], norm_rope)
+        modes = GemmModes(one.n_qkvg, one.d_model, ACTIVATION_DTYPES[h.dtype], norm_rope)
         rows, pin = h.shape[0] * h.shape[1], engines.get(name)
         stage = GemmStage(name, modes, rows, target, pin, eps=one.qk_norm_eps, device=h.device)
         return (stage,)

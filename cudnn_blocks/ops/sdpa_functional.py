@@ -12,7 +12,13 @@ from cudnn_blocks.api_base import require_type
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.sdpa import SdpaGeometry
 from cudnn_blocks.ops.allocate import run_on_stream
-from cudnn_blocks.ops.library import check_traceable, is_eager, register
+from cudnn_blocks.ops.library import (
+    bind_arguments,
+    check_traceable,
+    defaults_of,
+    is_eager,
+    register,
+)
 from cudnn_blocks.ops.sdpa_op import SdpaFwd
 from cudnn_blocks.plan_cache import PLANS
 from cudnn_blocks.stream import StreamLike
@@ -144,9 +150,7 @@ def _split(
     arguments: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], bool]:
     """Operands, mask and return_lse; the dispatcher leaves out trailing defaults."""
-    schema = _OVERLOAD._schema.arguments
-    given = dict(zip((one.name for one in schema), arguments, strict=False))
-    values = [{**given, **named}.get(one.name, one.default_value) for one in schema]
+    values = list(bind_arguments(_DEFAULTS, arguments, named).values())
     return tuple(values[:5]), tuple(values[5:-1]), values[-1]
 
 
@@ -166,3 +170,4 @@ _OVERLOAD = register(
     _library_op,
     _library_fake,
 )
+_DEFAULTS = defaults_of(_OVERLOAD)

@@ -12,14 +12,20 @@ from cudnn_blocks.api_base import Sample, require_type
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.gated_attention import GatedAttentionGeometry
 from cudnn_blocks.geometry.sdpa import SdpaGeometry
-from cudnn_blocks.operands import Contiguous, Extents, Operand, OperandTable
+from cudnn_blocks.operands import (
+    ACTIVATION_DTYPES,
+    Contiguous,
+    Extents,
+    Operand,
+    OperandTable,
+    check_activation_dtype,
+)
 from cudnn_blocks.ops.seen_calls import SeenCallsOp
 from cudnn_blocks.stages.attention.stage import SdpaModes, SdpaStage
 from cudnn_blocks.stream import StreamLike
 from cudnn_blocks.strided import vector_strides
 from cudnn_blocks.target import Target
 
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _INT32_BYTES = 4
 
 
@@ -134,8 +140,7 @@ class SdpaFwd(SeenCallsOp):
 
     def _build_operands(self) -> OperandTable:
         geometry, dtype = self.geometry, self._specs["q"].dtype
-        if dtype not in _DTYPES:
-            raise ContractError("q", "dtype torch.bfloat16 or torch.float16", dtype)
+        check_activation_dtype("q", dtype)
         rows = ("B", "S", geometry.h_q, geometry.d_head)
         keys = ("B", "Sk", geometry.h_kv, geometry.d_head)
         read = vector_strides(geometry.d_head)
@@ -183,7 +188,7 @@ class SdpaFwd(SeenCallsOp):
         specs = self._specs
         modes = SdpaModes.of(
             self.geometry,
-            _DTYPES[specs["q"].dtype],
+            ACTIVATION_DTYPES[specs["q"].dtype],
             has_gate="gate" in specs,
             has_lse=self._has_lse,
             has_seq_lens=self._has_seq_lens,

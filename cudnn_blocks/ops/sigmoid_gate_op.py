@@ -10,7 +10,13 @@ import torch
 from cudnn_blocks.api_base import Sample, require_type
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.sigmoid_gate import SigmoidGateGeometry
-from cudnn_blocks.operands import Operand, OperandTable
+from cudnn_blocks.operands import (
+    ACTIVATION_DTYPES,
+    ANY_EXTENT,
+    Operand,
+    OperandTable,
+    check_activation_dtype,
+)
 from cudnn_blocks.ops.allocate import run_on_stream
 from cudnn_blocks.ops.library import check_traceable, is_eager, register
 from cudnn_blocks.ops.seen_calls import SeenCallsOp
@@ -22,8 +28,6 @@ from cudnn_blocks.target import Target
 from cudnn_blocks.tensor_spec import TensorSpec
 
 _OP_NAME = "sigmoid_gate"
-_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_UNBOUNDED = 2**31 - 1
 
 
 class SigmoidGate(SeenCallsOp):
@@ -97,8 +101,7 @@ class SigmoidGate(SeenCallsOp):
 
     def _build_operands(self) -> OperandTable:
         dtype = self._specs["o"].dtype
-        if dtype not in _DTYPES:
-            raise ContractError("o", "dtype torch.bfloat16 or torch.float16", dtype)
+        check_activation_dtype("o", dtype)
         d_head = self.geometry.d_head
         shape = ("B", "S", self.geometry.h_q, d_head)
         read, written = vector_strides(d_head), vector_strides(d_head, is_written=True)
@@ -114,7 +117,7 @@ class SigmoidGate(SeenCallsOp):
         self, target: Target, engines: Mapping[str, str]
     ) -> tuple[SigmoidGateStage, ...]:
         geometry = self.geometry
-        dtype = _DTYPES[self._specs["o"].dtype]
+        dtype = ACTIVATION_DTYPES[self._specs["o"].dtype]
         modes = SigmoidGateModes(dtype, geometry.h_q, geometry.d_head)
         engine = engines.get(SigmoidGateStage.name)
         return (SigmoidGateStage(modes, self._limits["S"], target, engine),)
@@ -169,7 +172,7 @@ def _build_unbounded(o: torch.Tensor) -> SigmoidGate:
     """A plan for the largest extents; what is wrong with o, the samples show too."""
     heads = tuple(o.shape[2:])
     token_vecs = -(-heads[0] * heads[1] // VEC) if len(heads) == 2 else 1
-    shape = (_UNBOUNDED, MAX_BATCH_VECS // max(token_vecs, 1), *heads)
+    shape = (ANY_EXTENT, MAX_BATCH_VECS // max(token_vecs, 1), *heads)
     sample = TensorSpec.contiguous(shape, o.dtype, o.device)
     return SigmoidGate(sample, sample, sample, target=Target.of_device(o.device))
 

@@ -60,7 +60,7 @@ from cudnn_blocks.stages.attention.hopper_config import (
     SdpaConfig,
     smem_bytes,
 )
-from cudnn_blocks.stages.attention.hopper_epilogue import DTYPES, EpilogueRole, Thread
+from cudnn_blocks.stages.attention.hopper_epilogue import EpilogueRole, Thread
 from cudnn_blocks.stages.attention.hopper_mainloop import (
     LoadRole,
     MmaRole,
@@ -74,6 +74,7 @@ from cudnn_blocks.stages.attention.hopper_mainloop import (
 )
 from cudnn_blocks.stages.attention.hopper_schedule import Extents, TileSchedule
 from cudnn_blocks.stages.attention.hopper_softmax import MAX_GROWTH, Softmax
+from cudnn_blocks.stages.device.dtypes import DTYPES
 
 __all__ = ["SdpaConfig", "SdpaKernel", "fake_operands", "smem_bytes"]
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from cudnn_blocks.stages.attention.hopper_config import VEC, WARPGROUP_THREADS, SdpaConfig
 from cudnn_blocks.stages.attention.hopper_schedule import Extents, QueryTile
 from cudnn_blocks.stages.attention.hopper_softmax import ROWS, packed
 from cudnn_blocks.stages.device.bf16 import widen
+from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.masked_store import store_16_if
 from cudnn_blocks.stages.device.prefetch import prefetch_l2_line
 from cudnn_blocks.stages.device.sigmoid import sigmoid
 
-DTYPES = {"bf16": BFloat16, "fp16": Float16}
 GROUP = 32  # channels that a quad transposes at a time
 PAIRS = 4  # 32-bit words of one access
 GATES_AHEAD = 4  # loads of the gate in flight; the first start before a softmax that hides them

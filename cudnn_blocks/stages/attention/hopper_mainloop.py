@@ -28,9 +28,10 @@ from cudnn_blocks.stages.attention.hopper_config import (
     WARPGROUP_THREADS,
     SdpaConfig,
 )
-from cudnn_blocks.stages.attention.hopper_epilogue import DTYPES, EpilogueRole, Thread
+from cudnn_blocks.stages.attention.hopper_epilogue import EpilogueRole, Thread
 from cudnn_blocks.stages.attention.hopper_schedule import KeyRange, QueryTile, TileSchedule
 from cudnn_blocks.stages.attention.hopper_softmax import Softmax
+from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.tma import TmaOperand
 
 BOX_MODES = (0, 1, 2, 3, 4)

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, const_expr
+from cutlass import Boolean, Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import warp
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
 from cutlass.memory import SmemAllocator
@@ -48,12 +48,12 @@ from cudnn_blocks.stages.attention.portable_config import (
     smem_bytes,
 )
 from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
+from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.masked_store import store_16_if
 from cudnn_blocks.stages.device.sigmoid import gated
 
 __all__ = ["SdpaPortableConfig", "SdpaPortableKernel", "fake_operands", "smem_bytes"]
 
-DTYPES = {"bf16": BFloat16, "fp16": Float16}
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 NEG_INF = -math.inf

@@ -5,10 +5,11 @@ import math
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Int32
+from cutlass import Int32
 from cutlass.cute.runtime import make_fake_tensor
 
-DTYPES = {"bf16": BFloat16, "fp16": Float16}
+from cudnn_blocks.stages.device.dtypes import DTYPES
+
 ELEMENT_BYTES = 2
 WORD_BYTES = 4
 WARP_THREADS = 32

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Int32, Int64, const_expr
+from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import CacheEvictionPriority
 from cutlass.cute.runtime import make_fake_tensor
 
+from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.masked_store import store_16_if
 from cudnn_blocks.stages.device.sigmoid import gated
 
@@ -28,7 +29,6 @@ PAIRS = 4  # registers of one access
 VEC_BYTES = 16
 THREADS = 256
 TOKENS = 2
-DTYPES = {"bf16": BFloat16, "fp16": Float16}
 
 
 @dataclass(frozen=True)

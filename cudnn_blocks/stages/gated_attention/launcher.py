@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Float32, Int32, Int64, Uint8, const_expr
+from cutlass import Float32, Int32, Int64, Uint8, const_expr
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
 
-DTYPES = {"bf16": BFloat16, "fp16": Float16}
+from cudnn_blocks.stages.device.dtypes import DTYPES
+
 VEC = 8  # elements of one 16-byte access
 ALIGN_BYTES = 16
 REGION_ALIGN_BYTES = 256

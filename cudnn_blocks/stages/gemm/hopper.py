@@ -46,6 +46,7 @@ from cutlass.pipeline import (
     pipeline_init_wait,
 )
 
+from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.gemm.hopper_config import (
     CONSUMER_REGISTERS,
     CONSUMER_WARPGROUPS,
@@ -76,7 +77,6 @@ from cudnn_blocks.stages.gemm.hopper_operands import (
 )
 from cudnn_blocks.stages.gemm.hopper_schedule import Thread, TileExtents, TileSchedule
 from cudnn_blocks.stages.gemm.portable_operands import (
-    DTYPES,
     NormRopeOperands,
     fake_operands,
     rows_of,

@@ -19,6 +19,7 @@ from cutlass.pipeline import (
     make_pipeline_state,
 )
 
+from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.gemm.hopper_config import (
     CONSUMER_THREADS,
     K_TILE,
@@ -29,7 +30,6 @@ from cudnn_blocks.stages.gemm.hopper_config import (
 )
 from cudnn_blocks.stages.gemm.hopper_operands import TmaOperands, partition_load
 from cudnn_blocks.stages.gemm.hopper_schedule import TileSchedule
-from cudnn_blocks.stages.gemm.portable_operands import DTYPES
 
 
 class NamedBarrier(IntEnum):

@@ -34,6 +34,7 @@ from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 
 from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
+from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.gemm.portable_config import (
     K_TILE,
     K_VECS,
@@ -47,7 +48,6 @@ from cudnn_blocks.stages.gemm.portable_config import (
     smem_bytes,
 )
 from cudnn_blocks.stages.gemm.portable_operands import (
-    DTYPES,
     NormRopeOperands,
     fake_operands,
     rows_of,

@@ -4,10 +4,11 @@
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Float32
+from cutlass import Float32
 from cutlass.cute.runtime import make_fake_tensor
 
-DTYPES = {"bf16": BFloat16, "fp16": Float16}
+from cudnn_blocks.stages.device.dtypes import DTYPES
+
 VEC = 8  # elements of one 16-byte access
 
 

@@ -31,9 +31,9 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, const_expr
 
 from cudnn_blocks.stages.device.bf16 import widen
+from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.masked_store import store_16_if
 from cudnn_blocks.stages.qk_norm_rope.portable_config import (
-    DTYPES,
     VEC,
     VEC_BYTES,
     QkNormRopeConfig,

@@ -5,8 +5,10 @@ import math
 from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Float32
+from cutlass import Float32
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
+
+from cudnn_blocks.stages.device.dtypes import DTYPES
 
 VEC = 8  # channels of one 16-byte access
 VEC_BYTES = 16
@@ -14,7 +16,6 @@ THREADS = 256
 PREFERRED_LANES = 8  # one vector of each: a line of 128 bytes
 MAX_LANE_VECS = 4
 MAX_LANE_LOADS = 18  # vectors that one lane holds: of its heads, weights and tables
-DTYPES = {"bf16": BFloat16, "fp16": Float16}
 
 
 @dataclass(frozen=True)
