@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from cudnn_blocks.stages.attention.facts import SdpaFacts
 
 if TYPE_CHECKING:
     from cudnn_blocks.target import Target
@@ -31,8 +33,6 @@ PIN_BYTES = 16
 
 L2_SECTION_BYTES = 32 << 20
 """K and V of the heads that are worked on at a time; they stay in L2."""
-MAX_WINDOW = 2**29
-"""A window that shows every key of up to 2**29; larger ones are cut to it."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,9 @@ class PipelineFacts:
 
 
 @dataclass(frozen=True)
-class SdpaConfig:
+class SdpaConfig(SdpaFacts):
     """Compile-time facts of one specialisation; ``from_geometry`` is the only chooser."""
 
-    dtype: str
-    """``bf16`` or ``fp16``."""
-    h_q: int
-    h_kv: int
-    d_head: int
-    is_causal: bool
-    causal_bottom_right: bool
-    window_left: int
-    """Keys shown left of the diagonal; -1 for all."""
-    window_right: int
-    """Keys shown right of a causal diagonal, 0 and up; 0 where the mask is not causal."""
-    has_gate: bool
-    has_lse: bool
-    has_seq_lens: bool
     tile: Tile
     cluster: int
     """CTAs that work on as many query heads of one key and value head, and share its blocks."""
@@ -94,65 +80,21 @@ class SdpaConfig:
     """Clusters of the persistent grid: as many as the device holds."""
 
     @classmethod
-    def from_geometry(
-        cls,
-        target: Target,
-        *,
-        dtype: str,
-        h_q: int,
-        h_kv: int,
-        d_head: int,
-        is_causal: bool,
-        causal_bottom_right: bool,
-        window_left: int,
-        window_right: int,
-        has_gate: bool,
-        has_lse: bool,
-        has_seq_lens: bool,
-    ) -> SdpaConfig:
-        """The same arguments as the portable kernel's; batch and lengths are not compiled in.
+    def from_geometry(cls, target: Target, **facts: Any) -> SdpaConfig:
+        """Batch and lengths are not compiled in.
 
         Args:
             target: what to compile for.
-            dtype: ``bf16`` or ``fp16``.
-            h_q: query heads.
-            h_kv: key and value heads; divides ``h_q``.
-            d_head: 64, 128 or 256.
-            is_causal: no key past the diagonal and ``window_right``.
-            causal_bottom_right: the diagonal ends in the last key.
-            window_left: keys shown left of the diagonal, -1 for all.
-            window_right: keys shown right of a causal diagonal, -1 and 0 for none.
-            has_gate: the output is multiplied by the sigmoid of a gate.
-            has_lse: the log-sum-exp of every row is stored.
-            has_seq_lens: the keys of each batch entry are bounded.
+            facts: the fields of SdpaFacts, the mask as the geometry has it.
         """
-        cluster = 2 if h_q // h_kv % 2 == 0 else 1
+        common = SdpaFacts(**facts)
+        cluster = 2 if common.gqa_ratio % 2 == 0 else 1
         return cls(
-            dtype=dtype,
-            h_q=h_q,
-            h_kv=h_kv,
-            d_head=d_head,
-            is_causal=is_causal,
-            causal_bottom_right=is_causal and causal_bottom_right,
-            window_left=min(window_left, MAX_WINDOW),
-            window_right=min(max(window_right, 0), MAX_WINDOW) if is_causal else 0,
-            has_gate=has_gate,
-            has_lse=has_lse,
-            has_seq_lens=has_seq_lens,
-            tile=TILES[d_head],
+            **common.as_compiled(),
+            tile=TILES[common.d_head],
             cluster=cluster,
             num_clusters=target.num_sms // cluster,
         )
-
-    @property
-    def gqa_ratio(self) -> int:
-        """Query heads that share one key and value head."""
-        return self.h_q // self.h_kv
-
-    @property
-    def has_window_left(self) -> bool:
-        """Keys far to the left are hidden."""
-        return self.window_left >= 0
 
     @property
     def num_parts(self) -> int:

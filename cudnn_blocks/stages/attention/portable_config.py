@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from cudnn_blocks.stages.attention.facts import SdpaFacts
 
 if TYPE_CHECKING:
     from cudnn_blocks.target import Target
@@ -15,8 +17,6 @@ WARP_THREADS = 32
 VEC = 8
 """Elements of one 16-byte access."""
 MMA_M, MMA_N, MMA_K = 16, 8, 16
-MAX_WINDOW = 2**29
-"""A window that shows every key of a sequence of up to 2**28; larger ones are cut to it."""
 
 
 @dataclass(frozen=True)
@@ -48,77 +48,29 @@ order is an estimate."""
 
 
 @dataclass(frozen=True)
-class SdpaPortableConfig:
+class SdpaPortableConfig(SdpaFacts):
     """Compile-time facts of one specialisation; ``from_geometry`` is the only chooser."""
 
-    dtype: str
-    """``bf16`` or ``fp16``."""
-    h_q: int
-    h_kv: int
-    d_head: int
-    is_causal: bool
-    causal_bottom_right: bool
-    window_left: int
-    """Keys shown left of the diagonal; -1 for all."""
-    window_right: int
-    """Keys shown right of a causal diagonal, 0 and up; 0 where the mask is not causal."""
-    has_gate: bool
-    has_lse: bool
-    has_seq_lens: bool
     tile: Tile
     use_pdl: bool
 
     @classmethod
-    def from_geometry(
-        cls,
-        target: Target,
-        *,
-        dtype: str,
-        h_q: int,
-        h_kv: int,
-        d_head: int,
-        is_causal: bool,
-        causal_bottom_right: bool,
-        window_left: int,
-        window_right: int,
-        has_gate: bool,
-        has_lse: bool,
-        has_seq_lens: bool,
-    ) -> SdpaPortableConfig:
+    def from_geometry(cls, target: Target, **facts: Any) -> SdpaPortableConfig:
         """Takes the first tile of the table of which the target holds enough CTAs.
 
         Args:
             target: what to compile for.
-            dtype: ``bf16`` or ``fp16``.
-            h_q: query heads.
-            h_kv: key and value heads; divides ``h_q``.
-            d_head: 64, 128 or 256.
-            is_causal: no key past the diagonal and ``window_right``.
-            causal_bottom_right: the diagonal ends in the last key.
-            window_left: keys shown left of the diagonal, -1 for all.
-            window_right: keys shown right of a causal diagonal, -1 and 0 for none.
-            has_gate: the output is multiplied by the sigmoid of a gate.
-            has_lse: the log-sum-exp of every row is stored.
-            has_seq_lens: the keys of each batch entry are bounded.
+            facts: the fields of SdpaFacts, the mask as the geometry has it.
         """
+        common = SdpaFacts(**facts)
         sm_bytes = target.smem_per_cta_bytes + KIB  # each CTA takes 1 KiB more than it asks
         tile = next(
             tile
-            for tile, ctas in TILES[d_head]
-            if ctas * (tile_smem_bytes(tile, d_head) + KIB) <= sm_bytes
+            for tile, ctas in TILES[common.d_head]
+            if ctas * (tile_smem_bytes(tile, common.d_head) + KIB) <= sm_bytes
         )
         return cls(
-            dtype=dtype,
-            h_q=h_q,
-            h_kv=h_kv,
-            d_head=d_head,
-            is_causal=is_causal,
-            causal_bottom_right=is_causal and causal_bottom_right,
-            window_left=min(window_left, MAX_WINDOW),
-            window_right=min(max(window_right, 0), MAX_WINDOW) if is_causal else 0,
-            has_gate=has_gate,
-            has_lse=has_lse,
-            has_seq_lens=has_seq_lens,
+            **common.as_compiled(),
             tile=tile,
             use_pdl=target.sm >= 90,
         )
@@ -127,11 +79,6 @@ class SdpaPortableConfig:
     def threads(self) -> int:
         """Threads of a CTA."""
         return WARP_THREADS * self.tile.num_warps
-
-    @property
-    def gqa_ratio(self) -> int:
-        """Query heads that share one key and value head."""
-        return self.h_q // self.h_kv
 
     @property
     def warp_rows(self) -> int:
@@ -152,11 +99,6 @@ class SdpaPortableConfig:
     def copy_rows(self) -> int:
         """Rows that all threads copy at once."""
         return self.threads // self.row_vecs
-
-    @property
-    def has_window_left(self) -> bool:
-        """Keys far to the left are hidden."""
-        return self.window_left >= 0
 
     @property
     def q_elements(self) -> int:

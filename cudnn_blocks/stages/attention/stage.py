@@ -12,6 +12,7 @@ from cudnn_blocks.errors import NotServedError
 from cudnn_blocks.geometry.gated_attention import GatedAttentionGeometry
 from cudnn_blocks.geometry.sdpa import SdpaGeometry
 from cudnn_blocks.reference.attention import AttentionMask, sdpa
+from cudnn_blocks.stages.attention.facts import SdpaFacts
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import UpTo
 from cudnn_blocks.stages.cudnn_graph import CUDNN, PlanDeclinedError, facts_of
@@ -47,21 +48,8 @@ _DSL = DslRequirement((4, 8, 1))
 
 
 @dataclass(frozen=True)
-class SdpaModes:
-    """Compile-time facts."""
-
-    dtype: str
-    """``bf16`` or ``fp16``."""
-    h_q: int
-    h_kv: int
-    d_head: int
-    is_causal: bool
-    causal_bottom_right: bool
-    window_left: int
-    window_right: int
-    has_gate: bool
-    has_lse: bool
-    has_seq_lens: bool
+class SdpaModes(SdpaFacts):
+    """Compile-time facts, the mask as the geometry has it."""
 
     @classmethod
     def of(
