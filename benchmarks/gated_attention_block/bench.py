@@ -189,11 +189,8 @@ class HostCase(BlockCase):
         return [offer(TRIVIAL, trivial_arm), *self._ours(sets[0])]
 
     @override
-    def measure(self, lab: Lab) -> Outcome:
-        try:
-            return measure_host(self, lab, trivial=TRIVIAL, calls_per_round=HOST_CALLS)
-        finally:
-            self._truth = None
+    def _measure(self, lab: Lab) -> Outcome:
+        return measure_host(self, lab, trivial=TRIVIAL, calls_per_round=HOST_CALLS)
 
 
 def _target() -> Target:

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from typing_extensions import override
 
-from benchmarks.harness.case import ArmCase, Lab, Outcome
-from benchmarks.harness.measure import measure_graph
-from benchmarks.harness.sets import MIN_LARGE_SETS
+from benchmarks.harness import problem_case
+from benchmarks.harness.problem_case import ProblemCase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from benchmarks.harness.arm import Arm
 
 Tensors = dict[str, torch.Tensor]
@@ -27,16 +24,8 @@ ELEMENT_FACTOR = 6.0
 """How far one element may be off, over how far a row may be in its norm."""
 
 
-class Problem(Protocol):
-    """Sizes and data of one case, batch 1, BF16; axis 1 of every result counts tokens."""
-
-    @property
-    def name(self) -> str:
-        """Middle words of its rows."""
-
-    @property
-    def shape(self) -> str:
-        """Last word of its rows."""
+class Problem(problem_case.Problem, Protocol):
+    """A problem of batch 1, BF16; axis 1 of every result counts tokens."""
 
     @property
     def tokens(self) -> int:
@@ -45,17 +34,6 @@ class Problem(Protocol):
     @property
     def footprint_bytes(self) -> int:
         """Distinct bytes that a launch touches."""
-
-    @property
-    def traffic_bytes(self) -> int:
-        """Fewest bytes that a launch moves."""
-
-    @property
-    def flops(self) -> int | None:
-        """Fewest operations of a launch, or None where only bytes bound it."""
-
-    def make_set(self, device: str) -> Tensors:
-        """Random operands, and written ones poisoned, by name."""
 
     def fresh(self, buffers: Tensors) -> Tensors:
         """The same data, with what an arm writes in new memory and poisoned where it can be."""
@@ -105,22 +83,17 @@ class _Truth:
     """By variant."""
 
 
-class SampledCase(ArmCase):
+class SampledCase(ProblemCase):
     """Checks every arm against the FP32 reference on sampled rows, and all rows for holes."""
 
-    def __init__(self, problem: Problem, device: str = "cuda") -> None:
-        self._problem = problem
-        self.device = device
-        self.name, self.shape = problem.name, problem.shape
-        self.footprint_bytes, self.traffic_bytes = problem.footprint_bytes, problem.traffic_bytes
-        self.flops = problem.flops
-        is_huge = problem.tokens >= ONE_SET_TOKENS and problem.flops is not None
-        self.min_sets = 1 if is_huge else MIN_LARGE_SETS
-        self._truth: _Truth | None = None
+    _problem: Problem
+    _truth: _Truth | None
 
-    @override
-    def make_sets(self, count: int) -> Sequence[Tensors]:
-        return [self._problem.make_set(self.device) for _ in range(count)]
+    def __init__(self, problem: Problem, device: str = "cuda") -> None:
+        super().__init__(problem, device)
+        self.footprint_bytes = problem.footprint_bytes
+        if problem.tokens >= ONE_SET_TOKENS and problem.flops is not None:
+            self.min_sets = 1
 
     @override
     def check(self, arm: Arm) -> str | None:
@@ -152,10 +125,3 @@ class SampledCase(ArmCase):
         if holes:
             return f"{holes} elements are not finite"
         return self._problem.difference(actual[:, rows], wanted, arm)
-
-    @override
-    def measure(self, lab: Lab) -> Outcome:
-        try:
-            return measure_graph(self, lab)
-        finally:
-            self._truth = None

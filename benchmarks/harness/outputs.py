@@ -9,43 +9,25 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from typing_extensions import override
 
+from benchmarks.harness import problem_case
 from benchmarks.harness.arm import Arm, Role
-from benchmarks.harness.case import ArmCase, Lab, Outcome
 from benchmarks.harness.checks import CONV3D, close
-from benchmarks.harness.measure import measure_graph
-from benchmarks.harness.sets import MIN_LARGE_SETS
+from benchmarks.harness.problem_case import ProblemCase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+
+    from benchmarks.harness.case import Lab, Outcome
 
     Tensors = dict[str, torch.Tensor]
 
 
-class Problem(Protocol):
-    """Sizes and data of one case."""
-
-    @property
-    def name(self) -> str:
-        """Middle words of its rows."""
-
-    @property
-    def shape(self) -> str:
-        """Last word of its rows."""
-
-    @property
-    def traffic_bytes(self) -> int:
-        """Bytes of a launch, which are those of a set: no operand is both read and written."""
-
-    @property
-    def flops(self) -> int | None:
-        """Fewest operations of a launch, or None where only bytes bound it."""
+class Problem(problem_case.Problem, Protocol):
+    """A problem whose operands are read or written, none both."""
 
     @property
     def results(self) -> tuple[str, ...]:
         """Names of the tensors that a launch of ours produces."""
-
-    def make_set(self, device: str) -> Tensors:
-        """Random operands, and written ones poisoned, by name."""
 
     def expected(self, buffers: Tensors) -> Tensors:
         """The results by the reference, in new tensors."""
@@ -61,23 +43,14 @@ class _Truth:
     unfused: Tensors
 
 
-class OutputsCase(ArmCase):
+class OutputsCase(ProblemCase):
     """Checks every arm against the reference, and ours against torch as well."""
 
-    min_sets = MIN_LARGE_SETS
+    _problem: Problem
+    _truth: _Truth | None
 
     def __init__(self, problem: Problem, device: str = "cuda") -> None:
-        self._problem = problem
-        self.device = device
-        self.name = problem.name
-        self.shape = problem.shape
-        self.footprint_bytes = self.traffic_bytes = problem.traffic_bytes
-        self.flops = problem.flops
-        self._truth: _Truth | None = None
-
-    @override
-    def make_sets(self, count: int) -> Sequence[Tensors]:
-        return [self._problem.make_set(self.device) for _ in range(count)]
+        super().__init__(problem, device)
 
     @override
     def check(self, arm: Arm) -> str | None:
@@ -98,12 +71,9 @@ class OutputsCase(ArmCase):
         return wrong
 
     @override
-    def measure(self, lab: Lab) -> Outcome:
-        try:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=True):
-                return measure_graph(self, lab)
-        finally:
-            self._truth = None
+    def _measure(self, lab: Lab) -> Outcome:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            return super()._measure(lab)
 
 
 def differences(
