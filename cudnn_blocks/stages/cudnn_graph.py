@@ -11,13 +11,16 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cudnn_blocks.errors import CaptureError
+from cudnn_blocks.errors import CaptureError, NotServedError
 from cudnn_blocks.stages.capabilities import Constraint
 from cudnn_blocks.stream import is_capturing
+
+if TYPE_CHECKING:
+    from cudnn_blocks.stages.stage import Stage
 
 CUDNN = "cudnn"
 DISTRIBUTION = "nvidia-cudnn-frontend"
@@ -154,6 +157,16 @@ def _set_stream(handle: Any, stream: int) -> None:
 
 class PlanDeclinedError(Exception):
     """cuDNN has no plan for a graph that fits the rules here; the message says why."""
+
+
+@contextmanager
+def declines_of(stage: Stage) -> Iterator[None]:
+    """Turns a decline of cuDNN into the stage's own."""
+    try:
+        yield
+    except PlanDeclinedError as error:
+        row = next(row for row in stage.rows if row.engine == CUDNN)
+        raise NotServedError(stage.name, f"{CUDNN}: {error}", str(row)) from error
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,9 @@ def test_any_change_of_a_source_changes_the_fingerprint(tmp_path):
     (copy / "stages" / "new.py").write_text("")
     found.add(fingerprint_of(copy))
     assert len(found) == 5
+    (copy / "stages" / "gone.py").symlink_to(copy / "nowhere.py")
+    with pytest.raises(UnstableKeyError, match=r"gone\.py cannot be read: .*No such file"):
+        fingerprint_of(copy)
     shutil.rmtree(copy / "geometry")
     with pytest.raises(UnstableKeyError, match="no sources in"):
         fingerprint_of(copy)

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 import cudnn_blocks
-from cudnn_blocks import CausalConv1dGeometry, CausalConv1dUpdate, ContractError, TensorSpec
+from cudnn_blocks import (
+    CaptureError,
+    CausalConv1dGeometry,
+    CausalConv1dUpdate,
+    ContractError,
+    TensorSpec,
+    api_base,
+)
 from cudnn_blocks.stages.kernel_cache import CompiledKernel, KernelCache
 from tests.helpers.toy_op import make_toy
 
@@ -34,6 +41,19 @@ def test_jobs_are_a_positive_int(jobs):
 def test_plans_only():
     with pytest.raises(TypeError, match="plans: expected APIBase, got str"):
         cudnn_blocks.warm(["plan"])
+
+
+def test_a_cold_plan_in_a_capture_is_refused_as_compile_refuses_it(monkeypatch):
+    def spec(*shape):
+        return TensorSpec.contiguous(shape, torch.bfloat16)
+
+    monkeypatch.setattr(api_base, "is_capturing", lambda: True)
+    plan = CausalConv1dUpdate(
+        spec(1, 8), spec(1, 8, 4), spec(8, 4), spec(1, 8), CausalConv1dGeometry(8), target="sm_90a"
+    )
+    for refused in (plan.compile, plan.warm):
+        with pytest.raises(CaptureError, match="not compiled .* call compile"):
+            refused()
 
 
 def test_a_plan_that_is_not_served_raises_as_compile_does():

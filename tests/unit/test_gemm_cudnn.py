@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from cudnn_blocks import CaptureError, ContractError
+from cudnn_blocks import CaptureError, ContractError, NotServedError
 from cudnn_blocks.stages import cudnn_graph
 from cudnn_blocks.stages.cudnn_graph import HandlePool, PlanDeclinedError
 from cudnn_blocks.stages.gemm.cudnn import CudnnGemm, W, X, Y
+from cudnn_blocks.stages.gemm.stage import GemmModes, GemmStage
+from cudnn_blocks.target import Target
 
 
 class NotSupportedError(Exception): ...
@@ -113,6 +115,15 @@ def test_no_plan_is_a_decline(world):
     world.plans = [("frost_gemm[x]", 0), ("eng3", 64)]
     with pytest.raises(PlanDeclinedError, match=r"no plan named eng\.\.\. without workspace"):
         CudnnGemm.build(5, 16, 8, "bf16", 0)
+
+
+def test_a_decline_of_cudnn_is_the_stage_s_own(world, monkeypatch):
+    world.plans = [("eng3", 64)]
+    facts = {"device": 0, "cudnn_frontend": "1.32.0"}
+    monkeypatch.setattr("cudnn_blocks.stages.gemm.stage.facts_of", lambda _: facts)
+    stage = GemmStage("gemm", GemmModes(16, 8, "bf16"), 5, Target.parse("sm_90a"), "cudnn")
+    with pytest.raises(NotServedError, match=r"^gemm: cudnn: .*no plan named eng.*cudnn on sm_80"):
+        stage.check()
 
 
 @pytest.mark.parametrize("rows", range(14))

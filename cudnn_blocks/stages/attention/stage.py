@@ -15,7 +15,7 @@ from cudnn_blocks.reference.attention import AttentionMask, sdpa
 from cudnn_blocks.stages.attention.facts import SdpaFacts
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import UpTo
-from cudnn_blocks.stages.cudnn_graph import CUDNN, PlanDeclinedError, facts_of
+from cudnn_blocks.stages.cudnn_graph import CUDNN, declines_of, facts_of
 from cudnn_blocks.stages.cudnn_graph import SERVED as CUDNN_SERVED
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.stage import REFERENCE
@@ -168,11 +168,8 @@ class SdpaStage(KernelStage):
             from cudnn_blocks.stages.attention.cudnn import CudnnSdpa
 
             device: Any = self.facts["device"]
-            try:
+            with declines_of(self):
                 self._plan = CudnnSdpa.build(self.modes, self.scale, self.samples, device)
-            except PlanDeclinedError as error:
-                row = next(row for row in self.rows if row.engine == CUDNN)
-                raise NotServedError(self.name, f"{CUDNN}: {error}", str(row)) from error
 
     def check_extents(self, batch: int, num_rows: int, num_keys: int) -> None:
         """NotServedError where the engine has no plan for smaller extents than the samples'."""

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from cudnn_blocks.errors import NotServedError
 from cudnn_blocks.reference import gemm as reference
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, NoneOr, UpTo
-from cudnn_blocks.stages.cudnn_graph import CUDNN, PlanDeclinedError, facts_of
+from cudnn_blocks.stages.cudnn_graph import CUDNN, declines_of, facts_of
 from cudnn_blocks.stages.cudnn_graph import SERVED as CUDNN_SERVED
 from cudnn_blocks.stages.gemm.epilogues import D_HEADS, NormRope
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
@@ -128,11 +127,8 @@ class GemmStage(KernelStage):
 
             modes = self.modes
             device: Any = self.facts["device"]
-            try:
+            with declines_of(self):
                 self._plans = CudnnGemm.build(self.num_rows, modes.n, modes.k, modes.dtype, device)
-            except PlanDeclinedError as error:
-                row = next(row for row in self.rows if row.engine == CUDNN)
-                raise NotServedError(self.name, f"{CUDNN}: {error}", str(row)) from error
 
     def compile(self) -> None:
         """Compiles the kernel; a cuDNN engine has its plans already."""
