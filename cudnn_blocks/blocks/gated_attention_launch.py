@@ -156,6 +156,7 @@ class PlainCheck:
             workspace.data_ptr(),
             workspace.numel(),
             workspace.stride(),
+            workspace.dtype,
             None if seq_lens is None else (seq_lens.data_ptr(), seq_lens.stride()),
             None if lse is None else (lse.data_ptr(), lse.stride()),
         )
@@ -181,6 +182,7 @@ class PlainCheck:
             given != self._presence
             or not (0 < b <= self._max_batch and 0 < s <= self._max_tokens)
             or h.get_device() != self._device_index
+            or workspace.dtype is not torch.uint8  # the launcher takes int8 for it
             or workspace.numel() < self._workspace_bytes
             or not workspace.is_contiguous()
         ):

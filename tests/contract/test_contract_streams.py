@@ -92,10 +92,12 @@ def test_an_explicit_stream_goes_before_the_ambient_one(case):
 def test_the_callers_stream_and_device_stay_current(case):
     op = case.build(CUDA).compiled()
     side, ambient = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()  # the operands were written on the default stream
     with torch.cuda.stream(ambient):
         op.run(op.operands, current_stream=side, **op.workspace())
         assert torch.cuda.current_stream() == ambient
         assert torch.cuda.current_device() == 0
+    torch.cuda.synchronize()
 
 
 @cases

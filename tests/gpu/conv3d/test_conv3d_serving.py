@@ -51,7 +51,7 @@ def test_the_function_on_an_explicit_stream(kind):
     torch.cuda.synchronize()
     for spelled in (side, side.cuda_stream):
         for _ in range(4):
-            torch.cuda._sleep(100_000_000)
+            torch.cuda._sleep(400_000_000)
             results = problem.call(current_stream=spelled)
             side.synchronize()
             assert not torch.cuda.default_stream().query(), "the default stream was waited for"

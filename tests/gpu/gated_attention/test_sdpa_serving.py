@@ -108,7 +108,7 @@ def test_the_function_on_an_explicit_stream():
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
     for spelled in (side, side.cuda_stream):
-        torch.cuda._sleep(100_000_000)
+        torch.cuda._sleep(400_000_000)
         result = ops.sdpa_fwd(q, k, v, current_stream=spelled)
         side.synchronize()
         assert not torch.cuda.default_stream().query(), "the default stream was waited for"
