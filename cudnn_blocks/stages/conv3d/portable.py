@@ -207,7 +207,7 @@ class Conv3dKernel:
         tCrC.fill(0.0)
         for chunk in cutlass.range(first_chunk, num_chunks, unroll=1):
             has_next = chunk + 1 < num_chunks
-            for r in cutlass.range(3, unroll=1):
+            for r in cutlass.range(3, unroll=cfg.unrolled_rows):
                 for s in cutlass.range_constexpr(3):
                     cute.arch.cp_async_wait_group(NUM_B_STAGES - 2)
                     cute.arch.sync_threads()
@@ -407,7 +407,7 @@ class Conv3dKernel:
             rSkip = self.load_pixel(mRes, tile, h, w, is_inside)
             rV = self.lane_fragment()
             total = Float32(0.0)
-            for j in cutlass.range_constexpr(cfg.tile_channels // (QUAD * VEC)):
+            for j in cutlass.range_constexpr(cute.size(rV, mode=[1])):
                 c = lane_channel(j)
                 value = vector_view(sC, pixel * cfg.pixel_pitch + c, VEC).load()
                 if const_expr(cfg.epilogue != RAW):
@@ -466,11 +466,9 @@ class Conv3dKernel:
         """Stores this lane's channels of one pixel of ``mT``, whose N and T count as one."""
         base = self.pixel_offset(mT, tile, frame, h, w)
         for j in cutlass.range_constexpr(cute.size(rV, mode=[1])):
-            # Past Co for every lane nothing is stored: a predicate known to be false is none.
-            if const_expr(QUAD * j * VEC < self.config.out_channels):
-                c = lane_channel(j)
-                dst = vector_view(mT, base + c, VEC).iterator
-                store_16_if(is_stored & self.has_channel(tile, c), rV[None, j].load(), dst)
+            c = lane_channel(j)
+            dst = vector_view(mT, base + c, VEC).iterator
+            store_16_if(is_stored & self.has_channel(tile, c), rV[None, j].load(), dst)
 
     # Positions.
 
@@ -487,7 +485,7 @@ class Conv3dKernel:
 
     def lane_fragment(self) -> cute.Tensor:
         """(VEC, J): a lane's channels of a pixel in the epilogue."""
-        layout = cute.make_layout((VEC, self.config.tile_channels // (QUAD * VEC)))
+        layout = cute.make_layout((VEC, self.config.lane_vecs))
         return cute.make_rmem_tensor(layout, BFloat16)
 
     def has_channel(self, tile: Tile, c) -> Boolean:

@@ -192,6 +192,12 @@ class Conv3dKernelConfig:
         return self.warp_channels // GROUP
 
     @property
+    def unrolled_rows(self) -> int:
+        """Rows of taps in the body of the main loop: with 64 channels of a warp, ptxas spills what
+        it moves out of a loop of one row on sm_100a and its kin."""
+        return 3 if self.warp_channels == 64 else 1
+
+    @property
     def tile_channels(self) -> int:
         """Output channels of a CTA: a multiple of 32; those past Co are zero."""
         return self.warps_n * self.warp_channels
@@ -200,6 +206,11 @@ class Conv3dKernelConfig:
     def has_channel_tail(self) -> bool:
         """The last tile of channels reaches past Co."""
         return self.tile_channels * self.num_channel_tiles != self.out_channels
+
+    @property
+    def lane_vecs(self) -> int:
+        """Vectors of a lane that finishes a pixel with its quad; none is past Co for every lane."""
+        return -(-min(self.tile_channels, self.out_channels) // (QUAD * VEC))
 
     @property
     def blocks_w(self) -> int:
