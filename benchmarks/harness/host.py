@@ -7,7 +7,7 @@ import gc
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks.harness.statistics import rotations
+from benchmarks.harness.statistics import shuffles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,14 +36,14 @@ def host_us(call: Launch, synchronize: Callable[[], None], calls: int) -> float:
 def interleaved_host_us(
     calls: Mapping[str, Launch], synchronize: Callable[[], None], rounds: int, calls_per_round: int
 ) -> dict[str, list[float]]:
-    """Every arm once a round, the order rotating, garbage collection off, after a short warm-up."""
+    """Every arm once a round, in another order each time, garbage collection off, after a short warm-up."""
     times: dict[str, list[float]] = {key: [] for key in calls}
     for call in calls.values():
         host_us(call, synchronize, max(1, calls_per_round // 10))
     gc.collect()
     gc.disable()
     try:
-        for order in rotations(list(calls), rounds):
+        for order in shuffles(list(calls), rounds):
             for key in order:
                 times[key].append(host_us(calls[key], synchronize, calls_per_round))
     finally:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,8 +39,13 @@ def ratio_to_best_peer(ours_us: float, peers_us: Iterable[float]) -> float | Non
     return None if best_us is None else best_us / ours_us
 
 
-def rotations(keys: Sequence[str], rounds: int) -> Iterator[list[str]]:
-    """One order per round, each starting one arm later, so that every arm comes first in turn."""
+def shuffles(keys: Sequence[str], rounds: int) -> Iterator[list[str]]:
+    """One order per round, alike in every run.
+
+    An arm leaves clocks and power behind that the next one starts with, so none may always follow
+    the same other one.
+    """
     for index in range(rounds):
-        start = index % len(keys) if keys else 0
-        yield [*keys[start:], *keys[:start]]
+        order = list(keys)
+        random.Random(index).shuffle(order)
+        yield order

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from benchmarks.harness.statistics import rotations
+from benchmarks.harness.statistics import shuffles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,10 +104,10 @@ class GraphTimer:
     def interleaved_us(
         self, arms: Mapping[str, CapturedArm], pilots_us: Mapping[str, float], rounds: int
     ) -> dict[str, list[float]]:
-        """Every arm once a round, the order rotating; one list of rounds per arm."""
+        """Every arm once a round, in another order each time; one list of rounds per arm."""
         replays = {key: replays_for(pilots_us[key] * arm.count) for key, arm in arms.items()}
         times: dict[str, list[float]] = {key: [] for key in arms}
-        for order in rotations(list(arms), rounds):
+        for order in shuffles(list(arms), rounds):
             for key in order:
                 times[key].append(self.measure_us(arms[key], replays[key]))
         return times

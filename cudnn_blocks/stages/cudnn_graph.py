@@ -85,11 +85,12 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 class HandlePool:
-    """cuDNN handles, one per device and stream, and a spare one per device.
+    """cuDNN handles, one per device and stream, and a spare one per device for captures.
 
-    A handle is made outside captures, where it may allocate; a stream that is first seen in a
-    capture gets the spare. The least recently used handle moves to a new stream when there are
-    ``MAX_HANDLES``; none is ever destroyed, which would synchronise.
+    A handle is made outside captures, where it may allocate: with a plan and, waiting for the
+    device, by the first call on a stream. A stream that is first seen in a capture gets the spare.
+    The least recently used handle moves to a new stream when there are ``MAX_HANDLES``; none is
+    ever destroyed, which would synchronise.
     """
 
     def __init__(self) -> None:
@@ -116,21 +117,25 @@ class HandlePool:
         key = (device_index, stream)
         handle = self._bound.get(key)
         if handle is None:
-            handle = self._spare.pop(device_index, None) or self._make(device_index)
-            self._bound[key] = handle
+            take = self._take_spare if is_capturing() else self._take_new
+            handle = self._bound[key] = take(device_index)
         self._bound.move_to_end(key)
         return handle
 
-    def _make(self, device_index: int) -> _Handle:
-        if not is_capturing() and len(self._bound) < MAX_HANDLES:
-            return _make_handle(device_index)
+    def _take_spare(self, device_index: int) -> _Handle:
+        spare = self._spare.pop(device_index, None)
+        if spare is None:
+            raise CaptureError(
+                "cudnn: this stream has no handle and a CUDA graph capture is running; execute the "
+                "plan once on the stream before the capture begins"
+            )
+        return spare
+
+    def _take_new(self, device_index: int) -> _Handle:
         used = next((key for key in self._bound if key[0] == device_index), None)
-        if used is not None and not is_capturing():
-            return self._bound.pop(used)
-        raise CaptureError(
-            "cudnn: this stream has no handle and a CUDA graph capture is running; execute the "
-            "plan once on the stream before the capture begins"
-        )
+        if used is None or len(self._bound) < MAX_HANDLES:
+            return _make_handle(device_index)
+        return self._bound.pop(used)
 
 
 HANDLES = HandlePool()
