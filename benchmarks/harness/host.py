@@ -36,7 +36,7 @@ def host_us(call: Launch, synchronize: Callable[[], None], calls: int) -> float:
 def interleaved_host_us(
     calls: Mapping[str, Launch], synchronize: Callable[[], None], rounds: int, calls_per_round: int
 ) -> dict[str, list[float]]:
-    """Every arm once a round, in another order each time, garbage collection off, after a short warm-up."""
+    """Every arm once a round, each in another order, warmed up, garbage collection off."""
     times: dict[str, list[float]] = {key: [] for key in calls}
     for call in calls.values():
         host_us(call, synchronize, max(1, calls_per_round // 10))
