@@ -7,13 +7,14 @@ import dataclasses
 import enum
 import functools
 import hashlib
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cudnn_blocks.artifacts.host import all_features, machine
+
 PACKAGE = "cudnn_blocks"
-KERNEL_SOURCES = ("stages", "geometry", "target.py")
+KERNEL_SOURCES = ("stages", "geometry", "target.py", "quant_spec.py")
 """Files and folders of the package that a kernel's code can come from."""
 _KNOWN_SOURCES = (f"{PACKAGE}.", "cutlass.")
 """Modules whose code the key covers, by fingerprint or by version."""
@@ -129,14 +130,8 @@ def _stamp_of(package: Path) -> object:
 @functools.cache
 def host_fingerprint() -> str:
     """Instruction set of the host: launchers are machine code for the processor at hand."""
-    features = ""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            features = next((one for one in lines if one.startswith(("flags", "Features"))), "")
-    except OSError:
-        features = platform.processor()
-    digest = hashlib.sha256(" ".join(sorted(features.split())).encode()).hexdigest()
-    return f"{platform.system()} {platform.machine()} {digest[:16]}"
+    digest = hashlib.sha256(" ".join(all_features()).encode()).hexdigest()
+    return f"{machine()} {digest[:16]}"
 
 
 _PACKAGE_FOLDER = Path(__file__).resolve().parent.parent

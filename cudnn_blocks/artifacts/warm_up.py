@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cudnn_blocks.api_base import APIBase, require_type
+from cudnn_blocks.artifacts.bundle import loaded_bundles
 from cudnn_blocks.artifacts.disk import DiskCache
 from cudnn_blocks.artifacts.location import CACHE_VARIABLE, cache_under, disk_cache
+from cudnn_blocks.artifacts.refusal import are_compiles_refused
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.stages.kernel_cache import KERNELS, CompiledKernel, KernelBuild
 from cudnn_blocks.stages.kernel_store import KernelStore
@@ -41,30 +43,59 @@ def warm(plans: Iterable[APIBase], *, jobs: int | None = None, progress: bool = 
         progress: show a bar on stderr while something compiles.
 
     Raises:
-        ContractError, NotServedError, CaptureError, DriverError: as ``compile()`` of a plan does.
+        ContractError, NotServedError, CaptureError, DriverError, CompileRefusedError: as
+            ``compile()`` of a plan does.
     """
     plans = list(plans)
     for plan in plans:
         require_type("plans", plan, APIBase)
-    if jobs is not None and (type(jobs) is not int or jobs < 1):
-        raise ContractError("jobs", "a positive int or None", repr(jobs))
+    check_jobs(jobs)
     wanted: dict[Hashable, Callable[[], CompiledKernel]] = {}
     for plan in plans:
         wanted.update(plan._list_kernels(KERNELS.collecting))
+    if are_compiles_refused():  # a plan that lacks a kernel says so
+        wanted.clear()
+    bundles = loaded_bundles()
+    wanted = {
+        key: build
+        for key, build in wanted.items()
+        if not any(bundle.library_of(key) for bundle in bundles)
+    }
+    with compiled_aside(wanted, jobs, progress) as (stores, missing):
+        if stores[-1].cache is not disk_cache():  # whose kernels plans find by themselves
+            for key, build in missing.items():
+                KERNELS.get(key, partial(_first, stores[-1], key, build))
+        for plan in plans:
+            plan.compile()
+
+
+def check_jobs(jobs: int | None) -> None:
+    """Raises ContractError unless ``jobs`` is a number of workers or None."""
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise ContractError("jobs", "a positive int or None", repr(jobs))
+
+
+@contextlib.contextmanager
+def compiled_aside(
+    wanted: Builds, jobs: int | None, progress: bool
+) -> Iterator[tuple[Sequence[KernelStore], Builds]]:
+    """Compiles what is on no disk yet in worker processes.
+
+    Yields:
+        Where kernels are now, the folder of the new ones last, and what there was to compile. What
+        the workers have failed at is in no store.
+    """
     with _folder() as cache:
-        on_disk = [KernelStore(one) for one in (disk_cache(), cache) if one is not None]
+        folders = dict.fromkeys((disk_cache(), cache))
+        stores = [KernelStore(one) for one in folders if one is not None]
         missing = {
             key: build
             for key, build in wanted.items()
-            if not any(store.has(key) for store in on_disk)
+            if not any(store.has(key) for store in stores)
         }
         with _bar(progress and bool(missing), len(missing)) as step:
             _compile_aside(missing, cache, jobs or len(os.sched_getaffinity(0)), step)
-            if cache is not disk_cache():  # whose kernels the plans find by themselves
-                for key, build in missing.items():
-                    KERNELS.get(key, partial(_first, on_disk[-1], key, build))
-            for plan in plans:
-                plan.compile()
+            yield stores, missing
 
 
 def _compile_aside(builds: Builds, cache: DiskCache, jobs: int, step: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cudnn_blocks.artifacts import kernel_key as _  # noqa: F401 - before any kernel, for its stamp
-from cudnn_blocks.errors import DriverError
+from cudnn_blocks.artifacts.refusal import are_compiles_refused
+from cudnn_blocks.errors import CompileRefusedError, DriverError
 from cudnn_blocks.target import Target
 
 COMPILE_LOCK = threading.Lock()
@@ -76,15 +78,17 @@ class KernelCache:
 
     def get(self, key: Hashable, build: Callable[[], CompiledKernel]) -> CompiledKernel:
         """The kernel of ``key``, compiled by ``build`` if nobody has."""
+        wanted, lists_all = getattr(self._collected, "now", (None, False))
         with self._lock:
-            kernel = self._kernels.get(key)
+            kernel = None if lists_all else self._kernels.get(key)
             if kernel is not None:
                 self._found += 1
                 return kernel
-        wanted = getattr(self._collected, "wanted", None)
         if wanted is not None:
             wanted[key] = build
             return CompiledKernel(None)
+        if are_compiles_refused():
+            build = partial(_refuse, build)
         with COMPILE_LOCK:
             with self._lock:
                 kernel = self._kernels.get(key)
@@ -100,14 +104,20 @@ class KernelCache:
             return kernel
 
     @contextmanager
-    def collecting(self) -> Iterator[dict[Hashable, Callable[[], CompiledKernel]]]:
-        """Within it this thread compiles nothing: what it asks for in vain is listed, by key."""
+    def collecting(
+        self, lists_all: bool = False
+    ) -> Iterator[dict[Hashable, Callable[[], CompiledKernel]]]:
+        """Within it this thread compiles nothing: what it asks for in vain is listed, by key.
+
+        Args:
+            lists_all: list what this process has as well.
+        """
         wanted: dict[Hashable, Callable[[], CompiledKernel]] = {}
-        self._collected.wanted = wanted
+        self._collected.now = (wanted, lists_all)
         try:
             yield wanted
         finally:
-            self._collected.wanted = None
+            del self._collected.now
 
     def stats(self) -> KernelCacheStats:
         """Counters."""
@@ -115,13 +125,22 @@ class KernelCache:
             return KernelCacheStats(self._compiled, self._found, self._loaded)
 
 
-def _disk_store() -> SecondLevel | None:
-    from cudnn_blocks.stages.kernel_store import disk_store
+def _second_level() -> SecondLevel | None:
+    from cudnn_blocks.stages.bundle_store import second_level
 
-    return disk_store()
+    return second_level()
 
 
-KERNELS = KernelCache(_disk_store)
+KERNELS = KernelCache(_second_level)
+
+
+def _refuse(build: Callable[[], CompiledKernel]) -> CompiledKernel:
+    what = f"{build.kernel} for {build.target}" if isinstance(build, KernelBuild) else repr(build)
+    raise CompileRefusedError(
+        f"{what} is in no bundle and in no cache, and compiles are refused: add its configuration "
+        f"to the deploy file that the bundle is made of, or lift refuse_compiles()"
+        + (f" ({build.config})" if isinstance(build, KernelBuild) else "")
+    )
 
 
 def compile_kernel(
@@ -151,18 +170,25 @@ def compile_kernel(
     return CompiledKernel(_raw_callable(compiled), cubin, partial(_export, compiled))
 
 
+def resolve(name: str) -> Any:
+    """What a dotted name of a module's class or function stands for; imports the module."""
+    module, attribute = name.rsplit(".", 1)
+    return getattr(importlib.import_module(module), attribute)
+
+
 @dataclass(frozen=True)
 class KernelBuild:
     """How to compile one specialisation, in this process or, as it can be pickled, in another."""
 
-    kernel: Callable[[Any], object]
+    kernel: str
+    """Dotted name of the kernel class; its module has ``fake_operands(config)`` beside it."""
     config: Hashable
-    fake_operands: Callable[[Any], tuple[object, ...]]
     target: Target
 
     def __call__(self, *, keep_cubin: bool = False) -> CompiledKernel:
         """Compiles it."""
-        kernel, operands = self.kernel(self.config), self.fake_operands(self.config)
+        kernel = resolve(self.kernel)(self.config)
+        operands = resolve(f"{self.kernel.rsplit('.', 1)[0]}.fake_operands")(self.config)
         return compile_kernel(kernel, operands, self.target, keep_cubin=keep_cubin)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,19 +17,21 @@ from cudnn_blocks.target import Target
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """One specialisation: the kernel class and what its file says of the config."""
+    """One specialisation, as data: nothing of the CuTe DSL is imported to choose it."""
 
-    kernel: Callable[[Any], object]
+    kernel: str
+    """Dotted name of the kernel class; its module has ``fake_operands(config)`` beside it."""
     config: Hashable
-    fake_operands: Callable[[Any], tuple[object, ...]]
-    smem_bytes: Callable[[Any], int]
+    smem_bytes: int
+    """Shared memory of one CTA."""
 
 
 class KernelStage(Stage):
     """Compiles through the kernel cache, whose key is the config and the target's name.
 
-    Subclasses import a kernel's file inside ``_choose_kernel``, so that planning on the CPU needs
-    no CuTe DSL.
+    Subclasses choose among config files, which need no CuTe DSL, and name the kernel's class; its
+    file is imported when a compile is needed. Planning, probing and kernels that were compiled
+    before need none.
     """
 
     def __init__(self, facts: Facts, target: Target, engine: str | None = None) -> None:
@@ -55,7 +56,7 @@ class KernelStage(Stage):
     def compiled_kernel(self, *, keep_cubin: bool = False) -> CompiledKernel:
         """The kernel of this specialisation; compiled afresh where the cubin is asked for."""
         choice = self._choose_kernel()
-        build = KernelBuild(choice.kernel, choice.config, choice.fake_operands, self.target)
+        build = KernelBuild(choice.kernel, choice.config, self.target)
         if keep_cubin:
             return build(keep_cubin=True)
         return KERNELS.get((choice.config, self.target.name), build)
@@ -64,8 +65,7 @@ class KernelStage(Stage):
         """Shared memory of one CTA."""
         if self.engine == REFERENCE:
             return 0
-        choice = self._choose_kernel()
-        return choice.smem_bytes(choice.config)
+        return self._choose_kernel().smem_bytes
 
     def launch(self, operands: Sequence[torch.Tensor | None], stream: int) -> None:
         """One launch."""

@@ -16,7 +16,7 @@ from cudnn_blocks.artifacts.location import disk_cache
 from cudnn_blocks.stages.kernel_cache import KERNEL_SYMBOL, OPTIONS, CompiledKernel
 from cudnn_blocks.stages.toolchain import DSL_DISTRIBUTION
 
-_TOOLCHAIN = (
+TOOLCHAIN = (
     DSL_DISTRIBUTION,
     f"{DSL_DISTRIBUTION}-libs-base",
     f"{DSL_DISTRIBUTION}-libs-core",
@@ -37,14 +37,18 @@ class KernelStore:
     """
 
     def __init__(self, cache: DiskCache) -> None:
-        self._cache = cache
+        self.cache = cache
 
     def has(self, key: Hashable) -> bool:
         """Whether the kernel of ``key`` is on disk."""
+        return self.object_of(key) is not None
+
+    def object_of(self, key: Hashable) -> Path | None:
+        """The object file of the kernel of ``key``; None where it is not on disk."""
         try:
-            return self._cache.find(kernel_key(key, compiler_facts())) is not None
+            return self.cache.find(kernel_key(key, compiler_facts()))
         except UnstableKeyError:
-            return False
+            return None
 
     def get(
         self, key: Hashable, build: Callable[[], CompiledKernel]
@@ -56,7 +60,7 @@ class KernelStore:
             return build(), True
         kernel = self._load(name)
         if kernel is None:
-            with self._cache.lock(name):
+            with self.cache.lock(name):
                 kernel = self._load(name)
                 if kernel is None:
                     kernel = build()
@@ -65,20 +69,20 @@ class KernelStore:
         return kernel, False
 
     def _load(self, name: str) -> CompiledKernel | None:
-        path = self._cache.find(name)
+        path = self.cache.find(name)
         if path is None:
             return None
         try:
             return load_kernel(path)
         except Exception:  # sound on disk, and yet no kernel: the DSL raises errors of its own
-            self._cache.drop(name)
+            self.cache.drop(name)
             return None
 
     def _save(self, name: str, key: Hashable, kernel: CompiledKernel) -> None:
         if kernel.export is not None:
             try:
                 if kernel_key(key, compiler_facts()) == name:
-                    self._cache.put(name, kernel.export)
+                    self.cache.put(name, kernel.export)
             except UnstableKeyError:
                 return
             except Exception as error:  # the DSL's; the kernel itself is sound
@@ -113,10 +117,17 @@ def compiler_facts() -> dict[str, str]:
     return {**_versions(), "options": OPTIONS, **variables}
 
 
+def cuda_major() -> str:
+    """Major version of the CUDA toolkit that the DSL at hand compiles with."""
+    from cutlass.base_dsl.version_info import CUDA_VERSION
+
+    return str(CUDA_VERSION.major)
+
+
 @functools.cache
 def _versions() -> dict[str, str]:
     found = {}
-    for name in _TOOLCHAIN:
+    for name in TOOLCHAIN:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
