@@ -32,8 +32,14 @@ BENCHES = {
     for name in (
         "causal_conv1d_update",
         "conv3d",
+        "dequant_gemm",
+        "fla_short_convolution",
         "gated_attention_block",
+        "gated_attention_precision",
+        "qwen3_next_attention",
         "rmsnorm_silu_pad",
+        "time_to_first_result",
+        "wan_vae_encode",
     )
 }
 """Name to module; each module holds ``BENCH``."""

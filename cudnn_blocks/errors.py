@@ -56,6 +56,32 @@ class DriverError(RuntimeError):
     """The CUDA driver or the compiler refused; the original error is chained."""
 
 
+class BundleError(RuntimeError):
+    """A bundle of compiled kernels is damaged, or made for something else than what is here.
+
+    Args:
+        path: of the bundle.
+        field: of its manifest, or the file in it.
+        expected: what this process needs.
+        got: what the bundle has.
+    """
+
+    def __init__(self, path: object, field: str, expected: object, got: object) -> None:
+        self.path = path
+        self.field = field
+        self.expected = expected
+        self.got = got
+        super().__init__(f"bundle {path}: {field}: expected {expected}, got {got}")
+
+
+class CompileRefusedError(RuntimeError):
+    """A kernel would have to be compiled, and ``artifacts.refuse_compiles()`` is in force."""
+
+
+class LinkError(RuntimeError):
+    """A kernel could not be linked for a bundle; the message says what is missing."""
+
+
 class BadSlotError(RuntimeError):
     """``check_status`` found rows whose slot index was below -1, out of range or duplicated.
 

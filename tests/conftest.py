@@ -10,6 +10,7 @@ import tempfile
 import pytest
 import torch
 
+CACHE_VARIABLE = "CUDNN_BLOCKS_CACHE_DIR"
 SUMMARY_LINE = "summary_line"
 """Key of ``record_property`` for lines to print at the end of the run, also under xdist."""
 
@@ -20,6 +21,11 @@ def pytest_addoption(parser):
         action="store_true",
         help="codegen: compile for all ten targets, not for one per generation",
     )
+    parser.addoption(
+        "--share-kernels",
+        action="store_true",
+        help="xdist: a kernel that one worker has compiled is loaded by the others",
+    )
 
 
 def pytest_configure(config):
@@ -27,15 +33,21 @@ def pytest_configure(config):
     if "CUTE_DSL_DUMP_DIR" not in os.environ:
         config._dump_dir = tempfile.mkdtemp(prefix="cute_dsl_dump_")
         os.environ["CUTE_DSL_DUMP_DIR"] = config._dump_dir
-    # Tests count compiles, and leave the user's cache alone.
-    os.environ["CUDNN_BLOCKS_CACHE_DIR"] = "off"
+    # Tests leave the user's cache alone; workers have the environment of the first process.
+    if hasattr(config, "workerinput"):
+        return
+    os.environ[CACHE_VARIABLE] = "off"
+    if config.getoption("--share-kernels"):
+        config._kernels_dir = os.environ[CACHE_VARIABLE] = tempfile.mkdtemp(prefix="kernels_")
 
 
 def pytest_unconfigure(config):
-    dump_dir = getattr(config, "_dump_dir", None)
-    if dump_dir is not None:
+    for name in ("_dump_dir", "_kernels_dir"):
+        folder = getattr(config, name, None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if hasattr(config, "_dump_dir"):
         os.environ.pop("CUTE_DSL_DUMP_DIR", None)
-        shutil.rmtree(dump_dir, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -70,6 +82,12 @@ def pytest_terminal_summary(terminalreporter):
 def device(request) -> torch.device:
     """The CPU's reference engine everywhere, and the GPU's default engine where there is one."""
     return torch.device("cpu") if request.param == "cpu" else torch.device("cuda", 0)
+
+
+@pytest.fixture
+def no_disk_cache(monkeypatch):
+    """For a test that counts compiles: what another process has compiled is compiled again."""
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
 
 
 @pytest.fixture(autouse=True)

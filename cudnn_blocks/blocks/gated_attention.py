@@ -15,17 +15,29 @@ from cudnn_blocks.blocks.gated_attention_launch import (
     can_launch_at_once,
     compiled_launcher,
 )
+from cudnn_blocks.blocks.gated_attention_modes import mode_of
 from cudnn_blocks.blocks.gated_attention_operands import (
     Presence,
+    check_h_blob,
     check_samples_fit,
     operand_table,
     with_rows_at_one_pitch,
 )
+from cudnn_blocks.blocks.gated_attention_precision import (
+    BLOBS,
+    Quant,
+    check_replaces,
+    check_sizes,
+    formats_of,
+    precision_of,
+    set_scalars,
+)
 from cudnn_blocks.blocks.gated_attention_stages import Wiring
-from cudnn_blocks.errors import NotServedError
+from cudnn_blocks.errors import ContractError, NotServedError
 from cudnn_blocks.geometry import GatedAttentionGeometry
 from cudnn_blocks.norm_rope_operands import TABLE_ROWS, check_table_rows
 from cudnn_blocks.operands import ANY_EXTENT, Extents, OperandTable
+from cudnn_blocks.quant_spec import MxQuantSpec, QuantSpec
 from cudnn_blocks.stages.kernel_stage import KernelStage
 from cudnn_blocks.stages.stage import Stage
 from cudnn_blocks.stream import StreamLike, ambient_stream, resolve_stream
@@ -34,6 +46,8 @@ from cudnn_blocks.tensor_spec import TensorSpec
 from cudnn_blocks.workspace import WorkspaceLayout
 
 Operands = Sequence[torch.Tensor | None]
+_H, _OUT = 0, 7
+"""Places of ``h`` and ``out`` among the operands."""
 
 
 class GatedAttentionBlockFwd(APIBase):
@@ -48,10 +62,11 @@ class GatedAttentionBlockFwd(APIBase):
 
     Rounding: sums in FP32; ``A`` where it stands above. ``fuse_norm_rope`` takes norm and rotation
     of the unrounded projection, ``fuse_gate`` changes no bit. A row that sees no key is exactly 0
-    before and after the gate, with LSE = -inf. docs/gated_attention.md has every detail.
+    before and after the gate, with LSE = -inf. docs/gated_attention.md has every detail, and the
+    rounding points of ``quant``.
 
-    Operands are BF16 or FP16, 16-byte aligned. B and S are dynamic: a plan takes them up to its
-    samples' extents; 0 is an empty result.
+    Operands are BF16 or FP16, or codes with ``quant``; 16-byte aligned. B and S are dynamic: a plan
+    takes them up to its samples' extents; 0 is an empty result.
 
     Args:
         sample_h: ``[B, S, d_model]``, rows at one pitch, a multiple of 8.
@@ -73,24 +88,27 @@ class GatedAttentionBlockFwd(APIBase):
         inplace_qkv: None or True: Q and K are normalised in their slab. False is not served.
         fuse_norm_rope: norm and rotation in the epilogue of the projection.
         fuse_gate: gate in the epilogue of the attention.
-        quant: not served in this version.
-        sample_h_sf: not served in this version.
-        sample_w_qkvg_sf: not served in this version.
-        sample_w_o_sf: not served in this version.
+        quant: ``QuantSpec`` for per-tensor FP8, ``MxQuantSpec`` for block-scaled operands; None for
+            BF16 and FP16. ``h`` and the weights are then codes, everything else BF16, and both
+            fusion knobs are on or neither.
+        sample_h_sf: scale blob of ``h``, flat, with ``MxQuantSpec``.
+        sample_w_qkvg_sf: scale blob of ``w_qkvg``, flat, with ``MxQuantSpec``.
+        sample_w_o_sf: scale blob of ``w_o``, flat, with ``MxQuantSpec(o_fp4=...)``.
         engines: stage name to engine name, pins. Stages are ``qkv_gate_proj`` or
-            ``qkv_gate_proj_norm_rope``, ``qk_norm_rope``, ``sdpa``, ``sigmoid_gate``, ``out_proj``.
+            ``qkv_gate_proj_norm_rope``, ``qk_norm_rope``, ``sdpa``, ``sigmoid_gate``, ``out_proj``,
+            and with ``quant`` some that start with ``quantize_``.
         target: architecture name or Target; None for the device of the samples.
 
-    Workspace: ``proj``, ``o`` and what an engine needs, ``get_workspace_size()`` bytes, 256-byte
-    aligned; contents are undefined between calls.
+    Workspace: the regions of the mode and what an engine needs, ``get_workspace_size()`` bytes,
+    256-byte aligned; contents are undefined between calls.
     Streams: every stage launches on ``current_stream``; None means torch's current stream of the
     operands' device. Never synchronises.
     Graphs: capturable after ``compile()``.
     Mutates: out, lse, workspace.
 
     Raises:
-        ContractError: a tensor breaks the contract, tables are shorter than S, or written memory
-            overlaps another operand.
+        ContractError: a tensor or a scale breaks the contract, tables are shorter than S, or
+            written memory overlaps another operand.
         NotServedError: what no engine serves, naming the stage and what is served.
         GradModeError: an operand requires grad while grad mode is on.
 
@@ -125,7 +143,7 @@ class GatedAttentionBlockFwd(APIBase):
         inplace_qkv: bool | None = None,
         fuse_norm_rope: bool = False,
         fuse_gate: bool = False,
-        quant: object | None = None,
+        quant: Quant | None = None,
         sample_h_sf: Sample | None = None,
         sample_w_qkvg_sf: Sample | None = None,
         sample_w_o_sf: Sample | None = None,
@@ -144,6 +162,8 @@ class GatedAttentionBlockFwd(APIBase):
             require_type(name, value, bool)
         if inplace_qkv is not None:
             require_type("inplace_qkv", inplace_qkv, bool)
+        if quant is not None:
+            require_type("quant", quant, QuantSpec, MxQuantSpec)
         samples = {
             "h": sample_h,
             "w_qkvg": sample_w_qkvg,
@@ -153,6 +173,9 @@ class GatedAttentionBlockFwd(APIBase):
             "sin": sample_sin,
             "w_o": sample_w_o,
             "out": sample_out,
+            "h_sf": sample_h_sf,
+            "w_qkvg_sf": sample_w_qkvg_sf,
+            "w_o_sf": sample_w_o_sf,
         }
         for name in ("h", "w_qkvg", "w_o", "out"):
             require_type(f"sample_{name}", samples[name], torch.Tensor, TensorSpec)
@@ -164,15 +187,12 @@ class GatedAttentionBlockFwd(APIBase):
             has_seq_lens=seq_lens_present,
             has_lse=return_lse,
         )
+        self._quant, self._precision = quant, precision_of(quant)
         self._one_call: OneCall | None = None
         self._plain: PlainCheck | None = None
         self._unserved = {
             "save_for_backward=True": save_for_backward,
             "inplace_qkv=False": inplace_qkv is False,
-            "quant": quant is not None,
-            "sample_h_sf": sample_h_sf is not None,
-            "sample_w_qkvg_sf": sample_w_qkvg_sf is not None,
-            "sample_w_o_sf": sample_w_o_sf is not None,
         }
 
     def execute(
@@ -195,12 +215,39 @@ class GatedAttentionBlockFwd(APIBase):
         w_o_sf: torch.Tensor | None = None,
     ) -> None:
         """One forward pass; see the class for every operand."""
-        if not saved is h_sf is w_qkvg_sf is w_o_sf is None:
-            given = {"saved": saved, "h_sf": h_sf, "w_qkvg_sf": w_qkvg_sf, "w_o_sf": w_o_sf}
-            self._refuse({name: value is not None for name, value in given.items()})
+        if saved is not None:
+            self._refuse({"saved": True})
+        operands: tuple[torch.Tensor | None, ...]
         operands = (h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o, out, seq_lens, lse)
+        if not h_sf is w_qkvg_sf is w_o_sf is None or self._precision.is_block_scaled:
+            operands += self._blobs((h_sf, w_qkvg_sf, w_o_sf))
         if not self._launched_plainly(operands, workspace, current_stream):
             self._launch(operands, current_stream, workspace)
+
+    def update_quant_scales(self, quant: Quant) -> None:
+        """Takes the scales of another spec from the next call on; nothing is compiled.
+
+        Captured graphs keep the scales that they were captured with.
+
+        Raises:
+            ContractError: a value outside the contract, or a spec of another mode.
+        """
+        require_type("quant", quant, QuantSpec, MxQuantSpec)
+        with self._lock:
+            check_replaces(self._quant, quant)
+            self._quant = quant
+            if self._supported:
+                set_scalars(cast("tuple[Stage, ...]", self._stages), quant, self.geometry)
+
+    def _blobs(self, given: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        """The scale blobs that the plan declares; ContractError for one that it does not."""
+        declared = []
+        for name, blob in zip(BLOBS, given, strict=True):
+            if name in self._specs:
+                declared.append(blob)
+            elif blob is not None:
+                raise ContractError(name, "None, since it was not declared", "a tensor")
+        return tuple(declared)
 
     def _launched_plainly(
         self, operands: Operands, workspace: torch.Tensor, current_stream: StreamLike | None
@@ -225,18 +272,24 @@ class GatedAttentionBlockFwd(APIBase):
     def _refuse(self, unserved: Mapping[str, bool]) -> None:
         for name, is_asked in unserved.items():
             if is_asked:
-                raise NotServedError(self.op_name, name, "inference in BF16 and FP16, without it")
+                raise NotServedError(self.op_name, name, "inference, without it")
 
     def _plan(self) -> None:
         self._refuse(self._unserved)
+        if self._quant is not None:
+            self._quant.validate()
+        self._mode = mode_of(self._precision, **self._fusions)
         super()._plan()
         if self._presence.has_rope:
             self._limits[TABLE_ROWS] = ANY_EXTENT
 
     def _build_operands(self) -> OperandTable:
-        dtype = check_samples_fit(self.geometry, self._specs, self._presence)
-        self._wiring = Wiring(self.geometry, dtype, self._presence, **self._fusions)
-        return operand_table(self.geometry, dtype, self._presence)
+        check_samples_fit(self.geometry, self._specs, self._presence, self._precision)
+        check_sizes(self._quant, self.geometry)
+        self._formats = formats_of(self._quant, self._specs)
+        facts = (self.geometry, self._formats, self._presence)
+        self._wiring = Wiring(*facts, self._mode, self._quant)
+        return operand_table(*facts)
 
     def _build_stages(self, target: Target, engines: Mapping[str, str]) -> tuple[Stage, ...]:
         return self._wiring.stages(self._specs, target, engines)
@@ -244,14 +297,15 @@ class GatedAttentionBlockFwd(APIBase):
     def _book(self, layout: WorkspaceLayout) -> None:
         stages = cast("tuple[Stage, ...]", self._stages)
         if self._wiring.needs_compact_rows(stages):
-            facts = (self.geometry, self._wiring.dtype, self._presence)
+            facts = (self.geometry, self._formats, self._presence)
             self._operands = operand_table(*facts, has_compact_rows=True)
             self._operands.check_samples(self._specs)
-        self._wiring.book(layout, stages, self._limits["B"] * self._limits["S"])
+        self._wiring.book(layout, stages, self._limits["B"], self._limits["S"])
 
     def _compile_stages(self) -> None:
         stages = cast("tuple[Stage, ...]", self._stages)
-        if self.target.is_cpu or not can_launch_at_once(stages):
+        is_one_call = self._quant is None and can_launch_at_once(stages)
+        if self.target.is_cpu or not is_one_call:
             super()._compile_stages()
             return
         facts = (self.geometry, self._presence)
@@ -264,6 +318,7 @@ class GatedAttentionBlockFwd(APIBase):
 
     def _check_extents(self, extents: Extents) -> None:
         check_table_rows(extents)
+        check_h_blob(self.geometry, self._formats, extents)
         if not self._is_empty(extents):
             self._wiring.check_extents(cast("tuple[Stage, ...]", self._stages), extents)
 
@@ -288,6 +343,7 @@ class GatedAttentionBlockFwd(APIBase):
 
     def _with_uniform_rows(self, operands: Operands) -> list[torch.Tensor | None]:
         """The operands, ``h`` and ``out`` with the pitch of their rows as the stride of axis 1."""
-        h, *between, out, seq_lens, lse = operands
-        h, out = with_rows_at_one_pitch(h), with_rows_at_one_pitch(out)
-        return [h, *between, out, seq_lens, lse]
+        even = list(operands)
+        for place in (_H, _OUT):
+            even[place] = with_rows_at_one_pitch(operands[place])
+        return even

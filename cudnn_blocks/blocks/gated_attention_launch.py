@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from cudnn_blocks.blocks.gated_attention_modes import O_REGION
 from cudnn_blocks.blocks.gated_attention_operands import Presence
-from cudnn_blocks.blocks.gated_attention_stages import O_REGION
 from cudnn_blocks.geometry import GatedAttentionGeometry
 from cudnn_blocks.operands import ACTIVATION_DTYPES, Extents
+from cudnn_blocks.stages.gated_attention.launcher_config import LauncherConfig, Step
 from cudnn_blocks.stages.gemm.epilogues import NormRope
 from cudnn_blocks.stages.kernel_cache import KERNELS, CompiledKernel, KernelBuild
 from cudnn_blocks.stages.kernel_stage import KernelStage
@@ -26,6 +27,7 @@ KERNEL_ENGINES = frozenset({"portable", "hopper"})
 """Engines whose kernels can be launched by one host call."""
 MAX_SEEN = 256
 """Calls that a plan remembers."""
+_LAUNCHER = "cudnn_blocks.stages.gated_attention.launcher.GatedAttentionLauncher"
 _ELEMENT_BYTES = 2
 _INT32_BYTES = _FP32_BYTES = 4
 
@@ -50,11 +52,9 @@ def compiled_launcher(
 
     It holds every kernel. Compiled afresh where the cubin is asked for.
     """
-    from cudnn_blocks.stages.gated_attention import launcher
-
     choices = {stage.name: stage._choose_kernel() for stage in stages}
-    config = launcher.LauncherConfig(
-        tuple(launcher.Step(slot, one.kernel, one.config) for slot, one in choices.items()),
+    config = LauncherConfig(
+        tuple(Step(slot, one.kernel, one.config) for slot, one in choices.items()),
         dtype=ACTIVATION_DTYPES[dtype],
         d_model=geometry.d_model,
         h_q=geometry.h_q,
@@ -66,7 +66,7 @@ def compiled_launcher(
         has_lse=presence.has_lse,
         has_seq_lens=presence.has_seq_lens,
     )
-    build = KernelBuild(launcher.GatedAttentionLauncher, config, launcher.fake_operands, target)
+    build = KernelBuild(_LAUNCHER, config, target)
     return build(keep_cubin=True) if keep_cubin else KERNELS.get((config, target.name), build)
 
 

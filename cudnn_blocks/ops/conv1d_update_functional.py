@@ -76,7 +76,7 @@ def _run(
     conv_state_indices: torch.Tensor | None,
     current_stream: StreamLike | None,
 ) -> torch.Tensor:
-    plan = _find_plan(x, conv_state, weight, bias, activation, conv_state_indices)
+    plan = find_plan(x, conv_state, weight, bias, activation, conv_state_indices)
     if current_stream is None:  # a decode step is short: no closure on its usual path
         out = torch.empty_like(x)  # compact; a row pitch is not kept
         plan.execute(x, conv_state, weight, out, bias, conv_state_indices)
@@ -90,7 +90,7 @@ def _run(
     return run_on_stream(x, current_stream, launch)[0]
 
 
-def _find_plan(
+def find_plan(
     x: torch.Tensor,
     conv_state: torch.Tensor,
     weight: torch.Tensor,

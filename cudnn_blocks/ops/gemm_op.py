@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 
 import torch
@@ -15,13 +16,17 @@ from cudnn_blocks.ops.allocate import run_on_stream
 from cudnn_blocks.ops.library import check_traceable, is_eager, register
 from cudnn_blocks.ops.seen_calls import SeenCallsOp
 from cudnn_blocks.plan_cache import PLANS
+from cudnn_blocks.quant_spec import E4M3
+from cudnn_blocks.stages.gemm.epilogues import E4M3 as E4M3_NAME
 from cudnn_blocks.stages.gemm.stage import GemmModes, GemmStage
 from cudnn_blocks.stream import StreamLike
-from cudnn_blocks.strided import PitchedRows, vector_strides
+from cudnn_blocks.strided import PitchedRows, Strided, vector_strides
 from cudnn_blocks.target import Target
 from cudnn_blocks.tensor_spec import TensorSpec
 
 _OP_NAME = "gemm"
+CODES_VEC = 16
+"""Codes of a 16-byte access."""
 
 
 class Gemm(SeenCallsOp):
@@ -33,6 +38,10 @@ class Gemm(SeenCallsOp):
     Operands are BF16 or FP16, all of one dtype, 16-byte aligned. B and S are dynamic, up to the
     samples' extents; B = 0 or S = 0 does nothing. Non-finite values stay in their rows and columns.
 
+    x and w may be e4m3 codes instead, of which ``alpha`` makes values: ``y = A(alpha * sum)`` in
+    BF16, the product with alpha rounded to FP32. Their pitches and K are multiples of 16.
+    docs/gemm.md says how their sums are kept.
+
     Args:
         sample_x: ``[B, S, K]``; its B * S rows at one pitch, compact or a larger multiple of 8.
         sample_w: ``[N, K]``; innermost stride 1, row pitch a multiple of 8.
@@ -40,6 +49,7 @@ class Gemm(SeenCallsOp):
         target: architecture name or Target; None for the device of the samples.
         engines: stage name to engine name, pins; the stage is ``gemm``. The engine ``cudnn`` takes
             contiguous operands only.
+        alpha: factor of the sums of codes, an argument of the kernel; 1.0 for other operands.
 
     Workspace: none.
     Streams: launches on ``current_stream``; None means torch's current stream of the operands'
@@ -70,9 +80,12 @@ class Gemm(SeenCallsOp):
         *,
         target: str | Target | None = None,
         engines: Mapping[str, str] | None = None,
+        alpha: float = 1.0,
     ) -> None:
+        require_type("alpha", alpha, float)
         samples = {"x": sample_x, "w": sample_w, "y": sample_y}
         super().__init__(samples, None, target=target, engines=engines)
+        self._alpha = alpha
 
     def execute(
         self,
@@ -97,25 +110,37 @@ class Gemm(SeenCallsOp):
 
     def _build_operands(self) -> OperandTable:
         n, k, dtype = self.geometry.n, self.geometry.k, self._specs["x"].dtype
-        check_activation_dtype("x", dtype)
-        rows = PitchedRows()
+        x_rows, w_strides, result = PitchedRows(), vector_strides(k), dtype
+        if dtype == E4M3:
+            x_rows, result = PitchedRows(CODES_VEC), torch.bfloat16
+            w_strides = Strided(math.gcd(CODES_VEC, k))
+        else:
+            check_activation_dtype("x", dtype)
+            if self._alpha != 1.0:
+                raise ContractError("alpha", f"1.0 with {dtype} operands", self._alpha)
         return OperandTable(
             (
-                Operand("x", dtype, ("B", "S", k), rows),
-                Operand("w", dtype, (n, k), vector_strides(k)),
-                Operand("y", dtype, ("B", "S", n), rows, is_mutated=True),
+                Operand("x", dtype, ("B", "S", k), x_rows),
+                Operand("w", dtype, (n, k), w_strides),
+                Operand("y", result, ("B", "S", n), PitchedRows(), is_mutated=True),
             )
         )
 
     def _build_stages(self, target: Target, engines: Mapping[str, str]) -> tuple[GemmStage, ...]:
         x = self._specs["x"]
-        modes = GemmModes(self.geometry.n, self.geometry.k, ACTIVATION_DTYPES[x.dtype])
-        rows, pin = x.shape[0] * x.shape[1], engines.get(GemmStage.name)
-        return (GemmStage(GemmStage.name, modes, rows, target, pin, device=x.device),)
+        dtype = E4M3_NAME if x.dtype == E4M3 else ACTIVATION_DTYPES[x.dtype]
+        modes = GemmModes(self.geometry.n, self.geometry.k, dtype)
+        rows, name = x.shape[0] * x.shape[1], GemmStage.name
+        pin = engines.get(name)
+        return (GemmStage(name, modes, rows, target, pin, alpha=self._alpha, device=x.device),)
 
 
 def gemm(
-    x: torch.Tensor, w: torch.Tensor, *, current_stream: StreamLike | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    current_stream: StreamLike | None = None,
+    alpha: float = 1.0,
 ) -> torch.Tensor:
     """``x @ w.T`` with one rounding; operands, rounding and errors are those of :class:`Gemm`.
 
@@ -123,26 +148,31 @@ def gemm(
     finds its kernel compiled unless it chooses another tile.
 
     Args:
-        x: ``[B, S, K]``, BF16 or FP16.
+        x: ``[B, S, K]``, BF16, FP16 or e4m3.
         w: ``[N, K]``.
         current_stream: stream to launch on; None for torch's current stream of x's device.
+        alpha: factor of the sums of e4m3 codes.
 
     Returns:
-        ``[B, S, N]``, contiguous, new, allocated on the stream of the launch.
+        ``[B, S, N]``, of x's dtype or BF16 for e4m3, contiguous, new, allocated on the stream of
+        the launch.
 
     Under ``torch.compile`` the op ``torch.ops.cudnn_blocks.gemm`` stands for the call.
     """
     if is_eager(x):
-        return _run(x, w, current_stream)
+        return _run(x, w, alpha, current_stream)
     check_traceable(_OP_NAME, "x", x, current_stream)
-    y: torch.Tensor = _OVERLOAD(x, w)
+    y: torch.Tensor = _OVERLOAD(x, w, alpha)
     return y
 
 
 def _run(
-    x: torch.Tensor, w: torch.Tensor, current_stream: StreamLike | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    alpha: float = 1.0,
+    current_stream: StreamLike | None = None,
 ) -> torch.Tensor:
-    plan = _find_plan(x, w)
+    plan = _find_plan(x, w, alpha)
 
     def launch(stream: StreamLike | None) -> list[torch.Tensor]:
         y = _fake(x, w)
@@ -152,14 +182,14 @@ def _run(
     return run_on_stream(x, current_stream, launch)[0]
 
 
-def _find_plan(x: torch.Tensor, w: torch.Tensor) -> Gemm:
+def _find_plan(x: torch.Tensor, w: torch.Tensor, alpha: float) -> Gemm:
     for name, tensor in (("x", x), ("w", w)):
         require_type(name, tensor, torch.Tensor)
-    key: Hashable = (Gemm, x.get_device(), x.dtype, x.shape, w.shape)
+    key: Hashable = (Gemm, x.get_device(), x.dtype, x.shape, w.shape, alpha)
 
     def build() -> Gemm:
         shape = (*x.shape[:-1], w.shape[0]) if w.dim() else tuple(x.shape)
-        plan = Gemm(x, w, TensorSpec.contiguous(shape, x.dtype, x.device))
+        plan = Gemm(x, w, TensorSpec.contiguous(shape, _result(x), x.device), alpha=alpha)
         plan.compile()
         return plan
 
@@ -167,8 +197,12 @@ def _find_plan(x: torch.Tensor, w: torch.Tensor) -> Gemm:
     return plan
 
 
-def _fake(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], w.shape[0]))
+def _result(x: torch.Tensor) -> torch.dtype:
+    return torch.bfloat16 if x.dtype == E4M3 else x.dtype
 
 
-_OVERLOAD = register(f"{_OP_NAME}(Tensor x, Tensor w) -> Tensor", _run, _fake)
+def _fake(x: torch.Tensor, w: torch.Tensor, alpha: float = 1.0) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], w.shape[0]), dtype=_result(x))
+
+
+_OVERLOAD = register(f"{_OP_NAME}(Tensor x, Tensor w, float alpha=1.0) -> Tensor", _run, _fake)

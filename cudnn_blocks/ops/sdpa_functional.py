@@ -11,6 +11,7 @@ import torch
 from cudnn_blocks.api_base import require_type
 from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry.sdpa import SdpaGeometry
+from cudnn_blocks.operands import check_activation_dtype
 from cudnn_blocks.ops.allocate import run_on_stream
 from cudnn_blocks.ops.library import (
     bind_arguments,
@@ -88,6 +89,7 @@ def _run(
         if tensor is not None or name in ("q", "k", "v"):
             require_type(name, tensor, torch.Tensor)
     q, k, v, gate, seq_lens = operands
+    check_activation_dtype("q", q.dtype)  # codes have scales: they are SdpaFwd's
     modes = (gate is not None, seq_lens is not None, return_lse)
     q_shape, k_shape = (_rounded_up(x.shape) for x in (q, k))
     key = (SdpaFwd, q.get_device(), q.dtype, q_shape, k_shape, mask, modes)

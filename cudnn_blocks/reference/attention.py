@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
+from cudnn_blocks.quant_spec import E4M3
+from cudnn_blocks.reference.quantize import encode_e4m3
 from cudnn_blocks.reference.sigmoid_gate import sigmoid_gate
 
 MAX_SCORES = 2**24
 """Scores that are held at a time: FP32, so 64 MiB."""
+WEIGHT_SCALE = 2.0**8
+"""Of weights that become e4m3: the largest of a row is 256, the smallest normal one 2**-6."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ def sdpa(
     seq_lens: torch.Tensor | None,
     scale: float,
     mask: AttentionMask,
+    descale_v: float = 1.0,
+    scale_o: float = 1.0,
 ) -> None:
     """Writes ``o``, and ``lse`` where it is given.
 
@@ -69,6 +75,12 @@ def sdpa(
         o   = A(sum_j float(A(p[j])) * v[j] / sum_j p[j])    0 by select where it sees none
         lse = max of the row + ln(sum_j p[j])                -inf by select where it sees none
         o   = A(o * sigmoid(gate))                           with a gate
+
+    Where q, k and v are e4m3 codes, ``A`` is the rounding to BF16, ``C`` that to e4m3, saturating
+    at 448, and::
+
+        o   = A(sum_j float(C(256 * p[j])) * v[j] / sum_j (256 * p[j]) * descale_v)
+        o   = C(o * scale_o)                                 at the end, where o is e4m3 as well
 
     Keys and values that a row does not see reach neither its output nor its LSE, whatever they
     hold.
@@ -81,8 +93,10 @@ def sdpa(
         gate: shape of q, or None.
         lse: FP32 ``[B, h_q, S]``, written, or None.
         seq_lens: ``[B]``, keys of each entry, cut to 0 to Sk; or None for Sk.
-        scale: factor of the scores.
+        scale: factor of the scores; of codes, times what the codes of q and k are scaled by.
         mask: which keys a row sees.
+        descale_v: what the codes of v are multiplied by.
+        scale_o: what the result is multiplied by before it becomes codes.
     """
     batch, num_rows, h_q, _ = q.shape
     lengths = [k.shape[1]] * batch if seq_lens is None else seq_lens.tolist()
@@ -93,11 +107,10 @@ def sdpa(
             rows = slice(start, start + step)
             numbers = torch.arange(start, min(start + step, num_rows), device=q.device)
             ranges = mask.key_ranges(numbers, num_rows, num_keys)
-            out, log_sum = _attend(q[b, rows], k[b], v[b], scale, *ranges)
-            if gate is None:
-                o[b, rows] = out
-            else:
-                sigmoid_gate(out, gate[b, rows], o[b, rows])
+            out, log_sum = _attend(q[b, rows], k[b], v[b], scale, descale_v, *ranges)
+            if gate is not None:
+                sigmoid_gate(out, gate[b, rows], out)
+            o[b, rows] = encode_e4m3(out.float() * scale_o).view(E4M3) if o.dtype == E4M3 else out
             if lse is not None:
                 lse[b, :, rows] = log_sum
 
@@ -107,16 +120,18 @@ def _attend(
     k: torch.Tensor,
     v: torch.Tensor,
     scale: float,
+    descale_v: float,
     first: torch.Tensor,
     end: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rounded output ``[S, h_q, D]`` and LSE ``[h_q, S]`` of some rows of one batch entry."""
     num_rows, h_q, d_head = q.shape
     h_kv = k.shape[1]
+    act_dtype = torch.bfloat16 if q.dtype == E4M3 else q.dtype
     low, high = int(first.min()), int(end.max())
     if low >= high:
         log_sum = torch.full((h_q, num_rows), -math.inf, device=q.device)
-        return torch.zeros_like(q, memory_format=torch.contiguous_format), log_sum
+        return torch.zeros(q.shape, dtype=act_dtype, device=q.device), log_sum
     keys = torch.arange(low, high, device=q.device)
     visible = (keys >= first.unsqueeze(1)) & (keys < end.unsqueeze(1))
     # Query heads of one key and value head are further rows of one product.
@@ -127,9 +142,11 @@ def _attend(
     base = top.masked_fill(top == -math.inf, 0.0)
     p = torch.exp(s - base)
     total = p.sum(dim=-1, keepdim=True)
-    weighted = _weigh(p.to(q.dtype).float(), v[low:high].float().transpose(0, 1), visible)
+    weight_scale = WEIGHT_SCALE if q.dtype == E4M3 else 1.0
+    rounded = (p * weight_scale).to(q.dtype).float() / weight_scale
+    weighted = _weigh(rounded, v[low:high].float().transpose(0, 1), visible)
     is_dead = ~visible.any(dim=1, keepdim=True)
-    out = (weighted / total).masked_fill(is_dead, 0.0).to(q.dtype)
+    out = (weighted / total * descale_v).masked_fill(is_dead, 0.0).to(act_dtype)
     log_sum = (base + total.log()).masked_fill(is_dead, -math.inf)
     return out.permute(2, 0, 1, 3).reshape(num_rows, h_q, d_head), log_sum.view(h_q, num_rows)
 

@@ -13,20 +13,22 @@ from cudnn_blocks.reference.qk_norm_rope import norm_and_rotate
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """``sum over k of float(x[..., k]) * float(w[n, k])`` in FP32, not rounded.
 
-    Products of 16-bit values are exact in FP32, so integer data gives exact sums up to 2**24.
+    Products of 16-bit values and of codes are exact in FP32, so integer data gives exact sums up to
+    2**24.
     """
     return x.float() @ w.float().t()
 
 
-def gemm(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> None:
-    """``y = A(x @ w.T)``, one rounding.
+def gemm(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, alpha: float = 1.0) -> None:
+    """``y = A(alpha * x @ w.T)``, one rounding to y's dtype after that of the FP32 product.
 
     Args:
         x: ``[B, S, K]``.
         w: ``[N, K]``.
         y: ``[B, S, N]``, written.
+        alpha: factor of the sums.
     """
-    y.copy_(product(x, w))
+    y.copy_(product(x, w) * alpha)
 
 
 def gemm_norm_rope(

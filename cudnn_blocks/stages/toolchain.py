@@ -28,11 +28,19 @@ class DslRequirement:
 
     def decline(self) -> str | None:
         """Why the DSL at hand does not do; None where it does."""
-        found = dsl_version()
+        found = dsl_version() or _bundled_dsl_version()
         if found is not None and _release(found) >= self.minimum:
             return None
         wanted = ".".join(str(part) for part in self.minimum)
         return f"{DSL_DISTRIBUTION} {found or 'not installed'} (served: {wanted} and up)"
+
+
+def _bundled_dsl_version() -> str | None:
+    """Version that made the kernels at hand, where bundles stand in for a DSL."""
+    from cudnn_blocks.artifacts.bundle import loaded_bundles
+
+    versions = (bundle.manifest.versions.get(DSL_DISTRIBUTION) for bundle in loaded_bundles())
+    return next((version for version in versions if version is not None), None)
 
 
 def _release(version: str) -> tuple[int, ...]:

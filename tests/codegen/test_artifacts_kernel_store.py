@@ -27,9 +27,9 @@ from cudnn_blocks.stages import kernel_store
 from cudnn_blocks.stages.kernel_cache import (
     KERNELS,
     CompiledKernel,
+    KernelBuild,
     KernelCache,
     KernelCacheStats,
-    compile_kernel,
 )
 from cudnn_blocks.stages.kernel_store import KernelStore, compiler_facts, disk_store
 from tests.helpers.conv3d_forms import BIAS_PAD, CAUSAL, NORM, NORM_ONLY, NORM_PAD, RAW
@@ -82,11 +82,7 @@ def get(kernels: KernelCache, channels: int) -> CompiledKernel:
     plan.check_support()
     (stage,) = plan._stages
     choice = stage._choose_kernel()
-
-    def build():
-        operands = choice.fake_operands(choice.config)
-        return compile_kernel(choice.kernel(choice.config), operands, stage.target)
-
+    build = KernelBuild(choice.kernel, choice.config, stage.target)
     return kernels.get((choice.config, TARGET), build)
 
 

@@ -45,6 +45,8 @@ BOUNDED = {"has_seq_lens": True, "causal_bottom_right": True, "dtype": torch.flo
 BAND = {"window_left": 100, "window_right": 3, "has_lse": True}
 FULL = {"is_causal": False, "window_left": 64}
 EVERYTHING = {**GATED, **BOUNDED, **BAND}
+CODES = torch.float8_e4m3fn
+FP8 = {**EVERYTHING, "dtype": CODES, "o_dtype": CODES}
 
 CASES = [
     Case(64, ("sm_80",), EVERYTHING),
@@ -54,10 +56,12 @@ CASES = [
     Case(256, ("sm_80",), BAND),
     Case(256, ("sm_90a",), EVERYTHING),
     Case(256, ("sm_120a",), GATED),
+    Case(64, ("sm_90a",), FP8),
+    Case(128, ("sm_80",), FP8),
 ]
 EVERY = [
     Case(d_head, GPU_TARGET_NAMES, options)
-    for d_head, options in itertools.product((64, 128, 256), (PLAIN, GATED, FULL, EVERYTHING))
+    for d_head, options in itertools.product((64, 128, 256), (PLAIN, GATED, FULL, EVERYTHING, FP8))
 ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from cudnn_blocks.stages.attention.hopper_config import MMA_K, NUM_THREADS, TILES, SdpaConfig
+from cudnn_blocks.stages.attention.hopper_config import FP8_TILES, NUM_THREADS, TILES, SdpaConfig
 from cudnn_blocks.target import Target
 from tests.codegen.cubin_sass import opcodes_of
 from tests.codegen.cubin_usage import usage_of
@@ -45,11 +45,18 @@ GATED = {"has_gate": True, "has_lse": True}
 FULL = {"is_causal": False}
 BOUNDED = {"has_seq_lens": True, "causal_bottom_right": True, "dtype": torch.float16}
 BAND = {"window_left": 100, "window_right": 3}
+CODES = torch.float8_e4m3fn
+FP8 = {"dtype": CODES}
+FP8_ALL = {**FP8, **GATED, **BAND, "has_seq_lens": True, "o_dtype": CODES}
+MAX_FP8_STACK_BYTES = 16
+"""256 channels next to 128 keys: a register or two are put by at the boundary of tiles."""
 
 CASES = [
     Case(64, (5, 5), {**GATED, **BOUNDED, **BAND}),
     Case(128, (8, 2), PLAIN),
     Case(256, (16, 2), {**GATED, **BOUNDED}),
+    Case(64, (3, 1), {**FP8, **FULL}),
+    Case(256, (16, 2), FP8_ALL),
 ]
 EVERY = [
     *(
@@ -66,6 +73,12 @@ EVERY = [
                 {**FULL, "window_left": 64},
                 {**GATED, **BOUNDED, **BAND},
             ),
+        )
+    ),
+    *(
+        Case(d_head, (16, 2), {**FP8, **options})
+        for d_head, options in itertools.product(
+            (64, 128, 256), (PLAIN, GATED, {**FULL, **GATED, "o_dtype": CODES}, FP8_ALL)
         )
     ),
     Case(128, (8, 2), {"dtype": torch.float16, "has_lse": True}),
@@ -93,37 +106,45 @@ def test_compiles_without_spills_or_serialised_products(case, tmp_path, record_p
     config = stage._choose_kernel().config
     cubin = stage.compiled_kernel(keep_cubin=True).cubin
     assert cubin is not None
-    (kernel,) = usage_of(cubin, tmp_path)
+    *others, kernel = sorted(usage_of(cubin, tmp_path), key=lambda one: one.registers)
     opcodes = opcodes_of(cubin, tmp_path)
+    product = "QGMMA" if config.is_fp8 else "HGMMA"
     line = (
         f"{HOPPER.name:8} sdpa {case} [{stage.describe()}]: {kernel.registers} registers, "
         f"{kernel.stack_bytes} stack B, {kernel.local_bytes} local B, "
         f"{stage.smem_bytes()} of {HOPPER.smem_per_cta_bytes} shared B, "
-        f"{opcodes['HGMMA']} HGMMA, {opcodes['R2UR']} R2UR"
+        f"{opcodes[product]} {product}, {opcodes['R2UR']} R2UR"
     )
     record_property(SUMMARY_LINE, line)
-    assert kernel.stack_bytes == kernel.local_bytes == 0, f"spills: {line}"
-    assert not opcodes["STL"], f"spills: {line}"
+    assert len(others) == config.is_fp8, "codes of v are transposed first"
+    max_stack_bytes = MAX_FP8_STACK_BYTES if config.is_short_of_registers else 0
+    assert all(one.stack_bytes == one.local_bytes == 0 for one in others), f"spills: {line}"
+    assert kernel.stack_bytes <= max_stack_bytes, f"spills: {line}"
+    assert kernel.local_bytes == 0, f"spills: {line}"
+    assert opcodes["STL"] <= max_stack_bytes // 4, f"spills: {line}"
     assert kernel.registers == LAUNCH_REGISTERS, line
     assert stage.smem_bytes() <= HOPPER.smem_per_cta_bytes, line
     assert opcodes["UTMALDG"], line
-    scores, output = config.d_head // MMA_K, config.tile.n // MMA_K
+    scores, output = config.d_head // config.mma_k, config.tile.n // config.mma_k
     turns = config.num_parts + 1  # the loops, and the boundary of tiles
-    assert opcodes["HGMMA"] == scores + turns * (scores + output), line
+    assert opcodes[product] == scores + turns * (scores + output), line
     # Serialised products have a wait each.
     groups = 1 + 2 * turns
     assert opcodes["WARPGROUP"] == 2 * groups, f"a fence and a wait per group: {line}"
     assert opcodes["R2UR"] <= MAX_R2UR, line
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
 @pytest.mark.parametrize("d_head", sorted(TILES))
-def test_tiles_fit_and_are_whole_products(d_head):
+def test_tiles_fit_and_are_whole_products(d_head, dtype):
     from cudnn_blocks.stages.attention.hopper_config import smem_bytes
 
-    config = hopper_config(d_head=d_head)
+    config = hopper_config(d_head=d_head, dtype=dtype)
+    assert config.tile == (FP8_TILES if dtype == "e4m3" else TILES)[d_head]
     assert smem_bytes(config) <= HOPPER.smem_per_cta_bytes
-    assert config.tile.n % MMA_K == 0
+    assert config.tile.n % config.mma_k == 0
     assert config.tile.n <= 256
+    assert config.value_panel.columns % config.value_panel.chunk == 0
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ from cudnn_blocks.stages.stage import Stage
 from tests.contract import (
     conv1d_cases,
     conv3d_cases,
+    dequant_gemm_cases,
     gated_attention_cases,
     gemm_cases,
     pointwise_cases,
+    quantize_cases,
     sdpa_cases,
 )
 from tests.helpers.tensors import clone_exact
@@ -137,6 +139,18 @@ OP_CASES += tuple(
 OP_CASES += tuple(
     OpCase(name, lambda device, make=make: BuiltOp(**make(device)), gemm_cases.functional(name))
     for name, make in gemm_cases.CASES.items()
+)
+OP_CASES += tuple(
+    OpCase(name, lambda device, make=make: BuiltOp(**make(device)), quantize_cases.functional(name))
+    for name, make in quantize_cases.CASES.items()
+)
+OP_CASES += tuple(
+    OpCase(
+        name,
+        lambda device, make=make: BuiltOp(**make(device)),
+        dequant_gemm_cases.functional(name),
+    )
+    for name, make in dequant_gemm_cases.CASES.items()
 )
 SERVED_OPS = (
     ServedOp(

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 
 from cudnn_blocks import ops
-from tests.helpers.sdpa_problem import NAMES, WRITTEN, SdpaProblem, assert_matches, make_problem
+from tests.helpers.sdpa_problem import (
+    CODES,
+    NAMES,
+    WRITTEN,
+    SdpaProblem,
+    assert_matches,
+    make_problem,
+)
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,9 @@ class _Case:
         engines = self.engines if device.type == "cuda" else {}
 
         def check(before: dict[str, Any], after: dict[str, Any]) -> None:
-            expected = SdpaProblem(problem.geometry, dict(before)).expected()
-            assert_matches(SdpaProblem(problem.geometry, dict(after)), expected)
+            geometry, scales = problem.geometry, problem.scales
+            expected = SdpaProblem(geometry, dict(before), scales).expected()
+            assert_matches(SdpaProblem(geometry, dict(after), scales), expected)
 
         return {
             "plan": problem.plan(engines=engines),
@@ -59,6 +67,7 @@ class _Case:
 
 
 _PORTABLE = {"sdpa": "portable"}
+_FP8: dict[str, Any] = {"b": 2, "s": 65, "sk": 80, "dtype": CODES, "has_gate": True}
 _CASES = {
     "sdpa-causal": _Case({"b": 2, "s": 131, "has_lse": False}),
     "sdpa-gate-lse-lengths": _Case(
@@ -80,6 +89,9 @@ _CASES = {
     "sdpa-portable-full-d128": _Case(
         {"b": 2, "s": 65, "d_head": 128, "is_causal": False, "has_lse": False}, _PORTABLE
     ),
+    "sdpa-fp8-lengths": _Case({**_FP8, "seq_lens": [33, 80]}),
+    "sdpa-fp8-codes-d256": _Case({**_FP8, "o_dtype": CODES, "d_head": 256}),
+    "sdpa-portable-fp8": _Case({**_FP8, "o_dtype": CODES, "window_left": 9}, _PORTABLE),
 }
 CASES: dict[str, Callable[[torch.device], dict[str, Any]]] = {
     name: case.build for name, case in _CASES.items()
@@ -88,4 +100,6 @@ CASES: dict[str, Callable[[torch.device], dict[str, Any]]] = {
 
 def functional(name: str) -> Callable[[dict[str, Any]], torch.Tensor] | None:
     """The functional form on a case's operands; it pins no engine."""
-    return None if _CASES[name].engines else _CASES[name].call
+    case = _CASES[name]
+    has_form = not case.engines and case.options.get("dtype") != CODES  # which has no scales
+    return case.call if has_form else None

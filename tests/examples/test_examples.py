@@ -84,6 +84,10 @@ def test_every_example_is_numbered_and_has_main():
         "02_decode_loop.py",
         "03_video_vae_stream.py",
         "04_gated_attention.py",
+        "05_build_and_serve.py",
+        "06_wan_vae_encode.py",
+        "07_qwen3_next_attention.py",
+        "08_fla_short_convolution.py",
     ]
     for path in paths:
         assert re.match(r"\d\d_[a-z0-9_]+\.py$", path.name)

@@ -141,8 +141,8 @@ def test_the_limits_are_those_of_the_kernel_files():
     """Stated again on the host side, which must not import the CuTe DSL."""
     from cudnn_blocks.stages.conv3d import portable as conv3d
     from cudnn_blocks.stages.conv3d import portable_config
-    from cudnn_blocks.stages.conv3d_input import pack_portable as pack
-    from cudnn_blocks.stages.norm import portable as norm
+    from cudnn_blocks.stages.conv3d_input import pack_portable_config as pack
+    from cudnn_blocks.stages.norm import portable_config as norm
 
     assert conv3d_stage.PORTABLE_CHANNEL_MULTIPLE == conv3d.VEC
     widest = conv3d.Conv3dKernelConfig.from_geometry(

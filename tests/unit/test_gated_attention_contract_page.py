@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from cudnn_blocks import GatedAttentionBlockFwd, GatedAttentionGeometry
-from cudnn_blocks.blocks.gated_attention_stages import SLOTS
+from cudnn_blocks.blocks.gated_attention_modes import MODES, Precision
 from cudnn_blocks.geometry import ProjBlock
 from cudnn_blocks.stages.stage import Stage
 from tests.helpers.gated_attention_problem import KNOBS, make_problem
@@ -62,9 +62,24 @@ def test_stages_of_each_knob():
     rows = re.findall(r"^\| ([^|]+) \| (`[^|]+) \|$", section("Knobs and stages"), re.MULTILINE)
     stated = [tuple(re.findall(r"`(\w+)`", stages)) for _, stages in rows]
     order = [(knobs["fuse_norm_rope"], knobs["fuse_gate"]) for knobs in KNOBS]
-    assert sorted(stated) == sorted(SLOTS[key] for key in order)
-    assert stated[0] == SLOTS[False, False]
-    assert stated[-1] == SLOTS[True, True]
+    slots = {knobs: MODES[Precision.ACTIVATION, *knobs].slots for knobs in order}
+    assert sorted(stated) == sorted(slots.values())
+    assert stated[0] == slots[False, False]
+    assert stated[-1] == slots[True, True]
+
+
+def test_stages_and_regions_of_each_precision():
+    """Rows stand in the order of the modes: each precision, then its fused form."""
+    pattern = re.compile(r"^\| ([^|]+) \| (`[^|]+) \|$", re.MULTILINE)
+    quantised = [mode for (precision, *_), mode in MODES.items() if precision.value != "None"]
+    _, modes = section("Precision modes").split("### Stages, in launch order")
+    stages = [tuple(re.findall(r"`(\w+)`", cell)) for _, cell in pattern.findall(modes)]
+    assert stages[:4] == [mode.slots for mode in quantised[:4]]
+    assert stages[4:] == [quantised[5].slots]
+    assert "those of MXFP8 with `quantize_fp4_o` for `quantize_o`" in modes
+    _, regions = section("Workspace").split("| mode | regions |")
+    stated = [tuple(re.findall(r"`(\w+)`", cell)) for _, cell in pattern.findall(regions)]
+    assert stated == [mode.regions for mode in quantised]
 
 
 def test_engines_of_each_stage():
@@ -83,7 +98,8 @@ def test_engines_of_each_stage():
             if stage.name == "qkv_gate_proj_norm_rope":
                 served.remove("cudnn")  # a row of plain projections
             assert stated[stage.name] == served, stage.name
-    assert set(stated) == {name for slots in SLOTS.values() for name in slots}
+    plain = [mode for (precision, *_), mode in MODES.items() if precision is Precision.ACTIVATION]
+    assert set(stated) == {name for mode in plain for name in mode.slots}
 
 
 def test_the_worked_example_of_the_workspace():

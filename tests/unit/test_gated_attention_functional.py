@@ -127,7 +127,9 @@ def test_the_schema_is_functional():
     assert not schema.is_mutable
     names = [argument.name for argument in schema.arguments]
     fields = [field.name for field in dataclasses.fields(SMALL)]
-    assert names == [*READ, "seq_lens", *fields, "return_lse", *OPTIONS]
+    blobs = ["h_sf", "w_qkvg_sf", "w_o_sf"]
+    options = ["return_lse", *OPTIONS, "quant", "scales", *blobs]
+    assert names == [*READ, "seq_lens", *fields, *options]
 
 
 @pytest.mark.parametrize("has_options", [False, True])

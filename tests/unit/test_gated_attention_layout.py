@@ -183,6 +183,10 @@ def test_functional_arguments_stand_where_they_stood():
         "fuse_norm_rope",
         "fuse_gate",
         "current_stream",
+        "quant",
+        "h_sf",
+        "w_qkvg_sf",
+        "w_o_sf",
     ]
 
 

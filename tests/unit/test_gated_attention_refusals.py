@@ -42,10 +42,6 @@ def assert_refused(plan, problem, error, match, **changes):
         ({"save_for_backward": True}, "save_for_backward=True"),
         ({"inplace_qkv": False}, "inplace_qkv=False"),
         ({"inplace_qkv": True, "save_for_backward": True}, "save_for_backward=True"),
-        ({"quant": object()}, "quant"),
-        ({"sample_h_sf": torch.empty(1)}, "sample_h_sf"),
-        ({"sample_w_qkvg_sf": torch.empty(1)}, "sample_w_qkvg_sf"),
-        ({"sample_w_o_sf": torch.empty(1)}, "sample_w_o_sf"),
     ],
 )
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
@@ -65,11 +61,17 @@ def test_in_place_is_the_way_that_is_served(inplace_qkv):
     assert make_problem().plan(inplace_qkv=inplace_qkv).check_support()
 
 
-@pytest.mark.parametrize("name", ["saved", "h_sf", "w_qkvg_sf", "w_o_sf"])
-def test_operands_of_other_versions(name):
+def test_operands_of_other_versions():
     problem = make_problem()
-    match = f"^gated-attention-block: {name} is not served"
-    assert_refused(problem.compiled(), problem, NotServedError, match, **{name: torch.empty(1)})
+    match = "^gated-attention-block: saved is not served"
+    assert_refused(problem.compiled(), problem, NotServedError, match, saved=torch.empty(1))
+
+
+@pytest.mark.parametrize("name", ["h_sf", "w_qkvg_sf", "w_o_sf"])
+def test_scale_factors_that_nothing_declared(name):
+    problem = make_problem()
+    match = f"^{name}: expected None, since it was not declared"
+    assert_refused(problem.compiled(), problem, ContractError, match, **{name: torch.empty(1)})
 
 
 @pytest.mark.parametrize("knobs", KNOBS, ids=str)

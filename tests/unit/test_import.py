@@ -37,7 +37,13 @@ assert os.waitpid(child, 0)[1] == 0, "CUDA does not work in a fork"
         "cudnn_blocks.ops",
         "cudnn_blocks.blocks",
         "cudnn_blocks.cli",
+        "cudnn_blocks.deploy",
+        "cudnn_blocks.stages.bundle_store",
         "cudnn_blocks.api_base",
+        "cudnn_blocks.integrations.flash_linear_attention",
+        "cudnn_blocks.integrations.diffusers",
+        "cudnn_blocks.integrations.transformers",
+        "cudnn_blocks.integrations.upstream_names",
     ],
 )
 def test_import_touches_neither_cuda_nor_the_dsl(module):

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+E4M3 = "e4m3"
 MAX_WINDOW = 2**29
 """A window that shows every key of a sequence of up to 2**28; larger ones are cut to it."""
 
@@ -15,7 +16,7 @@ class SdpaFacts:
     """Heads, mask and operands of one specialisation."""
 
     dtype: str
-    """``bf16`` or ``fp16``."""
+    """Of q, k and v: ``bf16``, ``fp16`` or ``e4m3``."""
     h_q: int
     h_kv: int
     d_head: int
@@ -28,6 +29,28 @@ class SdpaFacts:
     has_gate: bool
     has_lse: bool
     has_seq_lens: bool
+    has_o_codes: bool = field(default=False, kw_only=True)
+    """o is e4m3; of e4m3 operands alone."""
+
+    @property
+    def is_fp8(self) -> bool:
+        """q, k and v are e4m3 codes."""
+        return self.dtype == E4M3
+
+    @property
+    def act_dtype(self) -> str:
+        """Of the gate, and what the result is rounded to before it may become codes."""
+        return "bf16" if self.is_fp8 else self.dtype
+
+    @property
+    def o_dtype(self) -> str:
+        """Of o."""
+        return E4M3 if self.has_o_codes else self.act_dtype
+
+    @property
+    def element_bytes(self) -> int:
+        """Of q, k and v."""
+        return 1 if self.is_fp8 else 2
 
     @property
     def gqa_ratio(self) -> int:

@@ -60,10 +60,9 @@ from cudnn_blocks.stages.attention.hopper_config import (
     SdpaConfig,
     smem_bytes,
 )
-from cudnn_blocks.stages.attention.hopper_epilogue import EpilogueRole, Thread
-from cudnn_blocks.stages.attention.hopper_mainloop import (
-    LoadRole,
-    MmaRole,
+from cudnn_blocks.stages.attention.hopper_epilogue import EpilogueRole, Scales, Thread
+from cudnn_blocks.stages.attention.hopper_mainloop import LoadRole, MmaRole
+from cudnn_blocks.stages.attention.hopper_operands import (
     Pipelines,
     Stages,
     TiledMmas,
@@ -73,7 +72,7 @@ from cudnn_blocks.stages.attention.hopper_mainloop import (
     tma_operand,
 )
 from cudnn_blocks.stages.attention.hopper_schedule import Extents, TileSchedule
-from cudnn_blocks.stages.attention.hopper_softmax import MAX_GROWTH, Softmax
+from cudnn_blocks.stages.attention.hopper_softmax import Softmax
 from cudnn_blocks.stages.device.dtypes import DTYPES
 
 __all__ = ["SdpaConfig", "SdpaKernel", "fake_operands", "smem_bytes"]
@@ -101,30 +100,39 @@ class SdpaKernel:
         stream,
     ):
         cfg = self.config
-        is_shared = cfg.cluster > 1
         extents = Extents.of(cfg, q, k)
         self.kernel(
-            TmaOperands(
-                tma_operand(cfg, q, MMA_M, False),
-                tma_operand(cfg, k, cfg.tile.n, is_shared),
-                tma_operand(cfg, v, cfg.tile.n, is_shared),
-            ),
+            self.tma_operands(q, k, v),
             make_tiled_mmas(cfg),
             o,
             gate,
             lse,
             seq_lens,
             scale * LOG2_E,
-            MAX_GROWTH / (scale * LOG2_E),
+            cfg.max_growth / (scale * LOG2_E),
             extents,
-        ).launch(
-            grid=(extents.num_clusters * cfg.cluster, 1, 1),
-            block=(NUM_THREADS, 1, 1),
-            cluster=(cfg.cluster, 1, 1) if is_shared else None,
-            stream=stream,
-            min_blocks_per_mp=1,
-            use_pdl=True,
+        ).launch(**self.launch_facts(extents), stream=stream)
+
+    def tma_operands(self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor) -> TmaOperands:
+        """Q, K and V, of which the CTAs of a cluster share the latter two."""
+        cfg = self.config
+        is_shared = cfg.cluster > 1
+        return TmaOperands(
+            tma_operand(cfg, q, cfg.query_panel),
+            tma_operand(cfg, k, cfg.key_panel, is_shared),
+            tma_operand(cfg, v, cfg.value_panel, is_shared),
         )
+
+    def launch_facts(self, extents: Extents) -> dict:
+        """Grid and attributes of the launch."""
+        cluster = self.config.cluster
+        return {
+            "grid": (extents.num_clusters * cluster, 1, 1),
+            "block": (NUM_THREADS, 1, 1),
+            "cluster": (cluster, 1, 1) if cluster > 1 else None,
+            "min_blocks_per_mp": 1,
+            "use_pdl": True,
+        }
 
     @cute.kernel
     def kernel(
@@ -139,6 +147,21 @@ class SdpaKernel:
         slack: Float32,
         extents: Extents,
     ):
+        self.run(tma, mmas, mO, mGate, mLse, mSeqLens, Scales(scale, slack), extents)
+
+    @cute.jit
+    def run(
+        self,
+        tma: TmaOperands,
+        mmas: TiledMmas,
+        mO: cute.Tensor,
+        mGate: cute.Tensor | None,
+        mLse: cute.Tensor | None,
+        mSeqLens: cute.Tensor | None,
+        scales: Scales,
+        extents: Extents,
+    ):
+        """The kernel, whatever it is launched with."""
         cfg = self.config
         tidx, _, _ = cute.arch.thread_idx()
         bidx, _, _ = cute.arch.block_idx()
@@ -170,9 +193,9 @@ class SdpaKernel:
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS)
             thread = Thread(tidx, warpgroup)
-            epilogue = EpilogueRole(cfg, thread, extents, mO, mGate, mLse, scale)
+            epilogue = EpilogueRole(cfg, thread, extents, mO, mGate, mLse, scales)
             rS = self.make_accumulator(mmas.scores, cfg.tile.n)
-            softmax = Softmax.make(cfg, scale, slack, rS)
+            softmax = Softmax.make(cfg, scales.scores, scales.slack, rS)
             self.make_mma(
                 mmas, stages, pipelines, schedule, thread, softmax, epilogue, spare.toint()
             ).run()
@@ -199,8 +222,10 @@ class SdpaKernel:
         """Fragments and accumulators of a consumer thread."""
         cfg = self.config
         scores, output = mmas.scores.get_slice(0), mmas.output.get_slice(0)
-        transposed = cute.select(stages.sV.layout, mode=[1, 0, 2])
-        sVt = cute.make_tensor(stages.sV.iterator, transposed)
+        sVt = stages.sV
+        if not cfg.is_fp8:
+            transposed = cute.select(sVt.layout, mode=[1, 0, 2])
+            sVt = cute.make_tensor(sVt.iterator, transposed)
         shape_p = mmas.output.partition_shape_A((MMA_M, cfg.tile.n))
         return MmaRole(
             cfg,
@@ -222,10 +247,17 @@ class SdpaKernel:
     def allocate_stages(self, smem: SmemAllocator) -> Stages:
         """Shared memory of the three rings."""
         cfg = self.config
-        atom = swizzle_atom(cfg)
-        block = (cfg.tile.n, cfg.d_head, cfg.tile.num_stages)
-        shapes = ((MMA_M, cfg.d_head, CONSUMER_WARPGROUPS), block, block)
-        layouts = [cute.tile_to_shape(atom, shape, order=(0, 1, 2)) for shape in shapes]
+        num_stages = cfg.tile.num_stages
+        layouts = [
+            cute.tile_to_shape(
+                swizzle_atom(cfg, panel), (panel.rows, panel.columns, stages), order=(0, 1, 2)
+            )
+            for panel, stages in (
+                (cfg.query_panel, CONSUMER_WARPGROUPS),
+                (cfg.key_panel, num_stages),
+                (cfg.value_panel, num_stages),
+            )
+        ]
         return Stages(
             *(
                 smem.allocate_tensor(
@@ -267,12 +299,17 @@ class SdpaKernel:
 
 def fake_operands(config: SdpaConfig) -> tuple:
     """Fake tensors in ``__call__`` order, without the stream; B, S, Sk and strides are dynamic."""
+    return (*fake_tensors(config), Float32(1.0))
+
+
+def fake_tensors(config: SdpaConfig) -> tuple:
+    """The tensors among them."""
     batch, seqlen_q, seqlen_k = (cute.sym_int() for _ in range(3))
 
-    def rows(seqlen, heads):
-        pitches = (cute.sym_int64(divisibility=VEC) for _ in range(3))
+    def rows(seqlen, heads, name, multiple=VEC):
+        pitches = (cute.sym_int64(divisibility=multiple) for _ in range(3))
         shape = (batch, seqlen, heads, config.d_head)
-        return make_fake_tensor(DTYPES[config.dtype], shape, (*pitches, 1), assumed_align=16)
+        return make_fake_tensor(DTYPES[name], shape, (*pitches, 1), assumed_align=16)
 
     lse, seq_lens = None, None
     if config.has_lse:
@@ -280,13 +317,13 @@ def fake_operands(config: SdpaConfig) -> tuple:
         lse = make_fake_compact_tensor(Float32, shape, stride_order=(2, 1, 0), assumed_align=4)
     if config.has_seq_lens:
         seq_lens = make_fake_compact_tensor(Int32, (batch,), assumed_align=4)
+    vec = 16 // config.element_bytes
     return (
-        rows(seqlen_q, config.h_q),
-        rows(seqlen_k, config.h_kv),
-        rows(seqlen_k, config.h_kv),
-        rows(seqlen_q, config.h_q),
-        rows(seqlen_q, config.h_q) if config.has_gate else None,
+        rows(seqlen_q, config.h_q, config.dtype, vec),
+        rows(seqlen_k, config.h_kv, config.dtype, vec),
+        rows(seqlen_k, config.h_kv, config.dtype, vec),
+        rows(seqlen_q, config.h_q, config.o_dtype),
+        rows(seqlen_q, config.h_q, config.act_dtype) if config.has_gate else None,
         lse,
         seq_lens,
-        Float32(1.0),
     )

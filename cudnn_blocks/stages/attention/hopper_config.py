@@ -11,10 +11,10 @@ from cudnn_blocks.stages.attention.facts import SdpaFacts
 if TYPE_CHECKING:
     from cudnn_blocks.target import Target
 
-MMA_M, MMA_K = 64, 16
-CHUNK = 64  # elements of a 128-byte swizzle row
-ELEMENT_BYTES = 2
-VEC = 8  # elements of one 16-byte access
+MMA_M = 64
+MMA_K_BYTES = 32
+SWIZZLE_BYTES = 128  # of a row at most
+VEC = 8  # channels that one thread loads or stores at once; strides are multiples of it
 
 WARP_THREADS = 32
 WARPGROUP_THREADS = 128
@@ -51,11 +51,39 @@ class Tile:
 
 
 TILES = {
-    64: Tile(128, 2, True, True, "bound by exponentials: 7 % faster pinned"),
+    64: Tile(128, 2, True, False, "bound by exponentials: 6 % faster in ptxas' own order"),
     128: Tile(128, 2, False, False, "softmax bound: ptxas' own order is 4 % faster than pinned"),
     256: Tile(80, 2, True, True, "widest block that two stages leave room for; tensor bound"),
 }
 """By ``d_head``."""
+FP8_TILES = {
+    64: Tile(128, 2, True, True, "bound by exponentials"),
+    128: Tile(128, 2, True, True, "bound by exponentials"),
+    256: Tile(128, 2, True, True, "as many products per exponential as BF16 of 128 channels"),
+}
+"""By ``d_head``, of e4m3 codes: a block of values is whole 128-byte rows of keys."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What of an operand fills a stage: ``rows`` of ``columns`` that are neighbours in memory."""
+
+    rows: int
+    columns: int
+    chunk: int
+    """Columns of a swizzled row."""
+    advances_rows: bool = True
+    """The next block has other rows; else it has other columns."""
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a row."""
+        return self.columns // self.chunk
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.rows * self.columns
 
 
 @dataclass(frozen=True)
@@ -91,7 +119,7 @@ class SdpaConfig(SdpaFacts):
         cluster = 2 if common.gqa_ratio % 2 == 0 else 1
         return cls(
             **common.as_compiled(),
-            tile=TILES[common.d_head],
+            tile=(FP8_TILES if common.is_fp8 else TILES)[common.d_head],
             cluster=cluster,
             num_clusters=target.num_sms // cluster,
         )
@@ -107,20 +135,71 @@ class SdpaConfig(SdpaFacts):
         return self.h_q // self.cluster
 
     @property
-    def chunks(self) -> int:
-        """64-element chunks of a head."""
-        return self.d_head // CHUNK
+    def mma_k(self) -> int:
+        """Elements that one product sums over."""
+        return MMA_K_BYTES // self.element_bytes
+
+    @property
+    def query_panel(self) -> Panel:
+        """Rows of a warpgroup."""
+        return self._rows(MMA_M)
+
+    @property
+    def key_panel(self) -> Panel:
+        """A block of K."""
+        return self._rows(self.tile.n)
+
+    @property
+    def value_panel(self) -> Panel:
+        """A block of V; of codes it is transposed."""
+        if self.is_fp8:
+            return Panel(self.d_head, self.tile.n, SWIZZLE_BYTES, advances_rows=False)
+        return self._rows(self.tile.n)
+
+    def _rows(self, count: int) -> Panel:
+        chunk = min(SWIZZLE_BYTES // self.element_bytes, self.d_head)
+        return Panel(count, self.d_head, chunk)
+
+    @property
+    def clears_tail(self) -> bool:
+        """Values past the length may be anything; transposed ones are zeros already."""
+        return self.has_seq_lens and not self.is_fp8
+
+    @property
+    def is_short_of_registers(self) -> bool:
+        """256 channels and 128 keys leave the softmax next to a product few for anything else."""
+        return self.d_head + self.tile.n > 336
+
+    @property
+    def weight_bits(self) -> int:
+        """Log2 of the probability that the reference maximum of a row gets."""
+        return 8 if self.is_fp8 else 0
+
+    @property
+    def max_growth(self) -> float:
+        """Log2 of what a probability may exceed that by: BF16 and FP16 have room, 448 / 256 not."""
+        return 0.75 if self.is_fp8 else 8.0
+
+    @property
+    def max_exponent_bits(self) -> int:
+        """Log2 of the largest ``max * c``; what it is rounded by is little to the growth above."""
+        return 20 if self.is_fp8 else 26
+
+    def scratch_bytes(self, batch: int, num_keys: int) -> int:
+        """The transposed values of e4m3 codes: ``[B, h_kv, D, Sk]`` with Sk to whole blocks."""
+        padded = -(-num_keys // self.tile.n) * self.tile.n
+        return batch * self.h_kv * self.d_head * padded if self.is_fp8 else 0
 
     @property
     def query_pipeline(self) -> PipelineFacts:
         """One stage per warpgroup, which alone reads it."""
-        size = MMA_M * self.d_head * ELEMENT_BYTES
+        size = self.query_panel.size * self.element_bytes
         return PipelineFacts(CONSUMER_WARPGROUPS, size, CONSUMER_WARPS // CONSUMER_WARPGROUPS)
 
     @property
     def block_pipeline(self) -> PipelineFacts:
         """Blocks of K, or of V, which every CTA of the cluster reads."""
-        size = self.tile.n * self.d_head * ELEMENT_BYTES
+        size = self.key_panel.size * self.element_bytes
         return PipelineFacts(self.tile.num_stages, size, CONSUMER_WARPS * self.cluster)
 
 

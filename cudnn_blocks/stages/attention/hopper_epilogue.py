@@ -15,16 +15,16 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr
 
 from cudnn_blocks.stages.attention.hopper_config import VEC, WARPGROUP_THREADS, SdpaConfig
 from cudnn_blocks.stages.attention.hopper_schedule import Extents, QueryTile
-from cudnn_blocks.stages.attention.hopper_softmax import ROWS, packed
+from cudnn_blocks.stages.attention.hopper_softmax import ROWS, packed, packed_codes
 from cudnn_blocks.stages.device.bf16 import widen
 from cudnn_blocks.stages.device.dtypes import DTYPES
-from cudnn_blocks.stages.device.masked_store import store_16_if
+from cudnn_blocks.stages.device.masked_store import store_16_if, store_words_if
 from cudnn_blocks.stages.device.prefetch import prefetch_l2_line
 from cudnn_blocks.stages.device.sigmoid import sigmoid
 
 GROUP = 32  # channels that a quad transposes at a time
 PAIRS = 4  # 32-bit words of one access
-GATES_AHEAD = 4  # loads of the gate in flight; the first start before a softmax that hides them
+GATES_AHEAD = 4  # loads of the gate in flight; the first start ahead of the epilogue
 LINE = 64  # elements of a 128-byte line
 LN_2 = 0.6931471805599453
 
@@ -73,6 +73,20 @@ class GateLoads:
 
 
 @dataclass(frozen=True)
+class Scales:
+    """Run-time factors."""
+
+    scores: Float32
+    """To base 2."""
+    slack: Float32
+    """What a score may exceed the reference maximum by."""
+    value: Float32 | None = None
+    """Of codes: what V is descaled by."""
+    codes: Float32 | None = None
+    """What the result is scaled by before it becomes codes."""
+
+
+@dataclass(frozen=True)
 class EpilogueRole:
     """Everything after the last product of a tile, for one consumer thread."""
 
@@ -82,8 +96,7 @@ class EpilogueRole:
     mO: cute.Tensor
     mGate: cute.Tensor | None
     mLse: cute.Tensor | None
-    scale: Float32
-    """To base 2."""
+    scales: Scales
 
     @cute.jit
     def prefetch_gate(self, tile: QueryTile, row: Int32):
@@ -133,6 +146,8 @@ class EpilogueRole:
         self.clear_dead_rows(rO, is_dead)
         for r in cutlass.range_constexpr(ROWS):
             inverse = 0.0 if is_dead[r] else cute.math.rcp(totals[r], approx=True, ftz=True)
+            if const_expr(cfg.is_fp8):
+                inverse = inverse * self.scales.value
             is_inside = row + 8 * r <= last
             if const_expr(cfg.has_lse):
                 self.store_lse(totals[r], rMax[r], is_dead[r], is_inside, tile, row + 8 * r)
@@ -143,8 +158,11 @@ class EpilogueRole:
                     i = r * groups + g
                     self.apply_gate(rY, gate.rGate[None, i % GATES_AHEAD])
                     gate.load(i + GATES_AHEAD, groups)
-                y = cute.recast_tensor(rY, DTYPES[cfg.dtype]).load()
-                store_16_if(is_inside, y, gO + g * GROUP)
+                if const_expr(cfg.has_o_codes):
+                    store_words_if(is_inside, self.codes(rY), gO + g * GROUP)
+                else:
+                    y = cute.recast_tensor(rY, DTYPES[cfg.act_dtype]).load()
+                    store_16_if(is_inside, y, gO + g * GROUP)
 
     @cute.jit
     def row_sum(self, part: Float32) -> Float32:
@@ -174,7 +192,7 @@ class EpilogueRole:
         rPairs = cute.make_rmem_tensor((PAIRS,), Int32)
         for j in cutlass.range_constexpr(PAIRS):
             i = 4 * (PAIRS * g + j) + 2 * r
-            rPairs[j] = packed(rO[i] * inverse, rO[i + 1] * inverse, self.config.dtype)
+            rPairs[j] = packed(rO[i] * inverse, rO[i + 1] * inverse, self.config.act_dtype)
         return rPairs
 
     @cute.jit
@@ -201,7 +219,7 @@ class EpilogueRole:
     @cute.jit
     def apply_gate(self, rY: cute.Tensor, rGate: cute.Tensor):
         """``act(float(o) * sigmoid(float(gate)))`` in place, as the gate's own kernel rounds it."""
-        dtype = DTYPES[self.config.dtype]
+        dtype = DTYPES[self.config.act_dtype]
         rAct = cute.recast_tensor(rY, dtype)
         o, gate = self.widened(rY), self.widened(rGate)
         rWide = cute.make_rmem_tensor((2 * PAIRS,), Float32)
@@ -215,10 +233,19 @@ class EpilogueRole:
         rWords = cute.make_rmem_tensor((PAIRS,), Int32)
         for i in cutlass.range_constexpr(PAIRS):
             rWords[i] = rX[i]
-        x = cute.recast_tensor(rWords, DTYPES[self.config.dtype]).load()
-        if const_expr(self.config.dtype == "bf16"):
+        x = cute.recast_tensor(rWords, DTYPES[self.config.act_dtype]).load()
+        if const_expr(self.config.act_dtype == "bf16"):
             return widen(x)
         return x.to(Float32)
+
+    @cute.jit
+    def codes(self, rY: cute.Tensor) -> cute.Tensor:
+        """(2): eight rounded results as e4m3 codes."""
+        y, scale = self.widened(rY), self.scales.codes
+        rWords = cute.make_rmem_tensor((2,), Int32)
+        for i in cutlass.range_constexpr(2):
+            rWords[i] = packed_codes(*(y[4 * i + j] * scale for j in range(4)))
+        return rWords
 
     @cute.jit
     def store_lse(
@@ -232,7 +259,10 @@ class EpilogueRole:
     ):
         """``ln(sum exp(scale * QK))``; -inf in a row that saw no key."""
         mLse = self.mLse
-        lse = (cute.math.log2(total, approx=True) + top * self.scale) * LN_2
+        lse = cute.math.log2(total, approx=True)
+        if const_expr(self.config.weight_bits):
+            lse -= self.config.weight_bits
+        lse = (lse + top * self.scales.scores) * LN_2
         lse = -Float32.inf if is_dead else lse
         if is_inside & (self.thread.quad_lane == 0):
             mLse[tile.batch, tile.head, row] = lse

@@ -13,29 +13,34 @@ from enum import IntEnum
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int16, Int32, const_expr
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass import Int16, Int32, const_expr
+from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.pipeline import PipelineState, PipelineTmaAsync
 
 from cudnn_blocks.stages.attention.hopper_config import (
-    CHUNK,
     CONSUMER_THREADS,
     CONSUMER_WARPGROUPS,
-    MMA_K,
-    MMA_M,
     TILE_M,
     VEC,
     WARPGROUP_THREADS,
+    Panel,
     SdpaConfig,
 )
 from cudnn_blocks.stages.attention.hopper_epilogue import EpilogueRole, Thread
+from cudnn_blocks.stages.attention.hopper_operands import (
+    Pipelines,
+    Stages,
+    TiledMmas,
+    TmaOperands,
+    box,
+    box_layout,
+)
 from cudnn_blocks.stages.attention.hopper_schedule import KeyRange, QueryTile, TileSchedule
-from cudnn_blocks.stages.attention.hopper_softmax import Softmax
+from cudnn_blocks.stages.attention.hopper_softmax import Softmax, copied
 from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.tma import TmaOperand
 
-BOX_MODES = (0, 1, 2, 3, 4)
-ROW_VECS = CHUNK // VEC  # 16-byte vectors of a swizzled row
+MAX_THREAD = 511  # all bits of a thread's number
 
 
 class NamedBarrier(IntEnum):
@@ -45,89 +50,6 @@ class NamedBarrier(IntEnum):
     """A warpgroup waits for its turn at the tensor cores; the other one hands it over."""
     CLEARED = 3
     """All threads of a warpgroup have cleared their part of a block."""
-
-
-@dataclass(frozen=True)
-class TmaOperands:
-    """What is loaded by TMA."""
-
-    query: TmaOperand
-    key: TmaOperand
-    value: TmaOperand
-
-
-@dataclass(frozen=True)
-class Stages:
-    """Rings of stages in shared memory, as wgmma reads them."""
-
-    sQ: cute.Tensor
-    """(M, D, WARPGROUP)"""
-    sK: cute.Tensor
-    """(N, D, STAGE)"""
-    sV: cute.Tensor
-    """(N, D, STAGE)"""
-
-
-@dataclass(frozen=True)
-class Pipelines:
-    """Barriers of the rings."""
-
-    query: PipelineTmaAsync
-    key: PipelineTmaAsync
-    value: PipelineTmaAsync
-
-
-@dataclass(frozen=True)
-class TiledMmas:
-    """Scores are ``Q K'``; output is ``P V`` with P in registers."""
-
-    scores: cute.TiledMma
-    output: cute.TiledMma
-
-
-def make_tiled_mmas(cfg: SdpaConfig) -> TiledMmas:
-    """One m64 block per warpgroup."""
-    smem, registers = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
-    keys, values = OperandMajorMode.K, OperandMajorMode.MN
-
-    def make(n: int, source: warpgroup.OperandSource, major: OperandMajorMode) -> cute.TiledMma:
-        dtype = DTYPES[cfg.dtype]
-        shape = (MMA_M, n, MMA_K)
-        op = warpgroup.MmaF16BF16Op(dtype, Float32, shape, source, OperandMajorMode.K, major)
-        return cute.make_tiled_mma(cute.make_mma_atom(op), (1, 1, 1))
-
-    return TiledMmas(make(cfg.tile.n, smem, keys), make(cfg.d_head, registers, values))
-
-
-def swizzle_atom(cfg: SdpaConfig) -> cute.ComposedLayout:
-    """Eight rows of 128 bytes."""
-    return warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, DTYPES[cfg.dtype])
-
-
-def box(cfg: SdpaConfig, rows: int) -> tuple[int, ...]:
-    """(C, S, CHUNK, H, B): rows of one head, one TMA instruction."""
-    return (CHUNK, rows, cfg.chunks, 1, 1)
-
-
-def box_layout(cfg: SdpaConfig, rows: int, num_stages: int = 1) -> cute.Layout:
-    """(C, S, CHUNK, H, B, STAGE)."""
-    stride = (1, CHUNK, rows * CHUNK, 0, 0, rows * cfg.d_head)
-    return cute.make_layout((*box(cfg, rows), num_stages), stride=stride)
-
-
-def tma_operand(cfg: SdpaConfig, mX: cute.Tensor, rows: int, is_multicast: bool) -> TmaOperand:
-    """``[B, S, H, D]`` as (C, S, CHUNK, H, B); rows past the end are filled with zeros."""
-    batch, seqlen, heads, _ = mX.shape
-    stride = (1, mX.stride[1], CHUNK, mX.stride[2], mX.stride[0])
-    layout = cute.make_layout((CHUNK, seqlen, cfg.chunks, heads, batch), stride=stride)
-    op = cpasync.CopyBulkTensorTileG2SOp()
-    if is_multicast:
-        op = cpasync.CopyBulkTensorTileG2SMulticastOp()
-    sX = cute.make_composed_layout(
-        swizzle_atom(cfg).inner, 0, cute.select(box_layout(cfg, rows), mode=BOX_MODES)
-    )
-    gX = cute.make_tensor(mX.iterator, layout)
-    return TmaOperand(*cpasync.make_tiled_tma_atom(op, gX, sX, box(cfg, rows)))
 
 
 @cute.jit
@@ -155,9 +77,10 @@ class LoadRole:
     def run(self):
         """Per tile, the last block of K, Q, then K and V by turns."""
         cfg, schedule = self.config, self.schedule
-        tQsQ, tQgQ = self.partition(self.tma.query, self.stages.sQ, MMA_M, CONSUMER_WARPGROUPS)
-        tKsK, tKgK = self.partition(self.tma.key, self.stages.sK, cfg.tile.n, cfg.tile.num_stages)
-        tVsV, tVgV = self.partition(self.tma.value, self.stages.sV, cfg.tile.n, cfg.tile.num_stages)
+        tma, stages, num_stages = self.tma, self.stages, cfg.tile.num_stages
+        tQsQ, tQgQ = self.partition(tma.query, stages.sQ, cfg.query_panel, CONSUMER_WARPGROUPS)
+        tKsK, tKgK = self.partition(tma.key, stages.sK, cfg.key_panel, num_stages)
+        tVsV, tVgV = self.partition(tma.value, stages.sV, cfg.value_panel, num_stages)
         place, iteration, use = schedule.place(Int32(0)), Int32(0), Int32(0)
         while schedule.has_tile(place):
             tile = schedule.tile(place)
@@ -186,13 +109,13 @@ class LoadRole:
         self,
         tma: TmaOperand,
         sX: cute.Tensor,
-        rows: cutlass.Constexpr[int],
+        panel: cutlass.Constexpr[Panel],
         num_stages: cutlass.Constexpr[int],
     ) -> tuple[cute.Tensor, cute.Tensor]:
         """(BOX, STAGE) of shared memory; (BOX, BLOCK, H, B) of global memory."""
-        cfg = self.config
-        gX = cute.local_tile(tma.tensor, box(cfg, rows), (0, None, 0, None, None))
-        sX = cute.make_tensor(sX.iterator, box_layout(cfg, rows, num_stages))
+        block = (0, None, 0) if panel.advances_rows else (0, 0, None)
+        gX = cute.local_tile(tma.tensor, box(panel), (*block, None, None))
+        sX = cute.make_tensor(sX.iterator, box_layout(panel, num_stages))
         return cpasync.tma_partition(
             tma.atom, 0, cute.make_layout(1), cute.group_modes(sX, 0, 5), cute.group_modes(gX, 0, 5)
         )
@@ -320,7 +243,10 @@ class MmaRole:
             done_tile = schedule.tile(cute.arch.make_warp_uniform(place))
             done_row = done_tile.row_tile * TILE_M
             if const_expr(cfg.has_gate):
-                epilogue.prefetch_gate(done_tile, done_row + thread.warp_row)
+                place_of = thread
+                if const_expr(cfg.is_short_of_registers):  # computed anew rather than kept
+                    place_of = Thread(copied(thread.tidx) & MAX_THREAD, thread.warpgroup)
+                epilogue.prefetch_gate(done_tile, done_row + place_of.warp_row)
             if has_next:
                 pipelines.query.consumer_wait(self.query_state(iteration))
                 pipelines.key.consumer_wait(ring(cfg, use, 0))
@@ -330,15 +256,18 @@ class MmaRole:
                 if next_keys.num_blocks == 1:
                     pipelines.query.consumer_release(self.query_state(iteration))
             rSum, rMax = softmax.take()
-            gate = epilogue.start_gate(done_tile, done_row + thread.row)
+            if const_expr(not cfg.is_short_of_registers):
+                gate = epilogue.start_gate(done_tile, done_row + thread.row)
             if has_next:
                 block = next_keys.last - 1
                 softmax.mask(schedule, block, next_row, next_keys.length, thread.quad_lane)
                 self.weigh()
+            if const_expr(cfg.is_short_of_registers):
+                gate = epilogue.start_gate(done_tile, done_row + thread.row)
             self.finish_turn(use)
             epilogue.store(tOrO, rSum, rMax, gate, done_tile, done_row + thread.row)
             tOrO.fill(0.0)
-            if const_expr(cfg.has_seq_lens):
+            if const_expr(cfg.clears_tail):
                 if has_next:
                     self.clear_tail(use, next_keys)
             place, row_tile = next_place, next_tile.row_tile
@@ -371,7 +300,7 @@ class MmaRole:
         softmax.mask(schedule, keys.last - 1, row, keys.length, thread.quad_lane)
         self.weigh()
         softmax.store_probabilities(self.tOrP)
-        if const_expr(cfg.has_seq_lens):
+        if const_expr(cfg.clears_tail):
             self.clear_tail(Int32(0), keys)
 
     @cute.jit
@@ -392,6 +321,8 @@ class MmaRole:
         self.softmax.step()
         if const_expr(self.config.tile.pins_exponentials):
             self.softmax.pin(self.spare)
+        if const_expr(self.config.is_fp8):
+            self.softmax.round_to_codes()
 
     @cute.jit
     def finish_turn(self, use: Int32):
@@ -409,7 +340,7 @@ class MmaRole:
         tSrS = self.softmax.rS
         atom.set(warpgroup.Field.ACCUMULATE, False)
         warpgroup.fence()
-        for k in cutlass.range_constexpr(self.config.d_head // MMA_K):
+        for k in cutlass.range_constexpr(self.config.d_head // self.config.mma_k):
             cute.gemm(atom, tSrS, tSrQ[None, None, k], tSrK[None, None, k], tSrS)
             atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.commit_group()
@@ -421,7 +352,7 @@ class MmaRole:
         tOrP, tOrV = self.tOrP, self.tOrV[None, None, None, stage]
         atom.set(warpgroup.Field.ACCUMULATE, True)
         warpgroup.fence()
-        for k in cutlass.range_constexpr(self.config.tile.n // MMA_K):
+        for k in cutlass.range_constexpr(self.config.tile.n // self.config.mma_k):
             rP = tOrP[None, None, k]
             cute.gemm(atom, self.tOrO, rP, tOrV[None, None, k], self.tOrO)
         warpgroup.commit_group()
@@ -440,14 +371,16 @@ class MmaRole:
             stage = ring(cfg, use, 0)
             self.pipelines.value.consumer_wait(stage)
             plain = cute.recast_ptr(self.stages.sV.iterator, dtype=DTYPES[cfg.dtype])
-            rows = cute.make_layout((VEC, n * ROW_VECS, cfg.chunks), stride=(1, VEC, n * CHUNK))
+            row_vecs, chunks = cfg.value_panel.chunk // VEC, cfg.value_panel.chunks
+            stride = (1, VEC, n * cfg.value_panel.chunk)
+            rows = cute.make_layout((VEC, n * row_vecs, chunks), stride=stride)
             sRows = cute.make_tensor(plain + stage.index * (n * cfg.d_head), rows)
             rZero = cute.make_rmem_tensor((VEC,), DTYPES[cfg.dtype])
             rZero.fill(0.0)
             thread = self.thread.tidx % WARPGROUP_THREADS
-            begin, end = start * ROW_VECS + thread, n * ROW_VECS
+            begin, end = start * row_vecs + thread, n * row_vecs
             for i in cutlass.range(begin, end, WARPGROUP_THREADS, unroll=1):
-                for c in cutlass.range_constexpr(cfg.chunks):
+                for c in cutlass.range_constexpr(chunks):
                     cute.autovec_copy(rZero, sRows[None, i, c])
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.barrier(

@@ -16,7 +16,6 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
 from cudnn_blocks.stages.attention.hopper_config import (
-    ELEMENT_BYTES,
     L2_SECTION_BYTES,
     MMA_M,
     TILE_M,
@@ -74,7 +73,7 @@ class Extents:
         """Sections of as many whole groups of query heads as L2 holds keys and values of."""
         seqlen_q, seqlen_k = mQ.shape[1], mK.shape[1]
         num_row_tiles = (seqlen_q - 1) // TILE_M + 1
-        key_bytes = 2 * cfg.d_head * ELEMENT_BYTES
+        key_bytes = 2 * cfg.d_head * cfg.element_bytes
         groups = mK.shape[0] * cfg.h_kv
         fitting = cutlass.max(L2_SECTION_BYTES // key_bytes // seqlen_k, 1)
         num_sections = (groups - 1) // fitting + 1

@@ -25,8 +25,6 @@ from cudnn_blocks.stages.attention.hopper_schedule import TileSchedule
 
 ROWS = 2  # of a thread
 LOWEST = -3.4028234663852886e38
-MAX_GROWTH = 8.0  # log2 of what a probability may exceed 1 by
-BOUND_BITS = (2 * 127 + 26) << 23  # bits(2**26 / x) = this - bits(x), with an error of 12 %
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,18 @@ class Softmax:
     """This thread's part of the row sums."""
     rFactor: cute.Tensor
     """What the output so far has to be multiplied by."""
+    rCodes: cute.Tensor | None = None
+    """Of e4m3 operands: the rounded probabilities, until the product before has read its own."""
 
     @classmethod
     def make(cls, cfg: SdpaConfig, scale: Float32, slack: Float32, rS: cute.Tensor) -> "Softmax":
         """State of no rows yet."""
         rMax, rSum, rFactor = (cute.make_rmem_tensor((ROWS,), Float32) for _ in range(3))
-        return cls(cfg, scale, slack, rS, rMax, rSum, rFactor)
+        rCodes = None
+        if cfg.is_fp8:
+            rCodes = cute.make_rmem_tensor((cute.size(rS) // 4,), Int32)
+            rCodes.fill(0)
+        return cls(cfg, scale, slack, rS, rMax, rSum, rFactor, rCodes)
 
     @cute.jit
     def reset(self):
@@ -103,8 +107,10 @@ class Softmax:
             old = self.rMax[r]
             new = top if top > old + self.slack else old
             factor = exp2((old - new) * self.scale)
-            scale = row_scale(new, self.scale)
+            scale = row_scale(new, self.scale, self.config.max_exponent_bits)
             shift = -(new * scale)
+            if const_expr(self.config.weight_bits):
+                shift += self.config.weight_bits
             even_sum, odd_sum = Float32(0.0), Float32(0.0)
             for j in cutlass.range_constexpr(pairs):
                 i = 4 * j + 2 * r
@@ -132,9 +138,21 @@ class Softmax:
     @cute.jit
     def store_probabilities(self, rP: cute.Tensor):
         """Rounded: the accumulators of one product lie as the A operand of the next wants them."""
-        rWords = cute.recast_tensor(rP, Int32)
+        rWords, rS = cute.recast_tensor(rP, Int32), self.rS
         for i in cutlass.range_constexpr(cute.size(rWords)):
-            rWords[i] = packed(self.rS[2 * i], self.rS[2 * i + 1], self.config.dtype)
+            if const_expr(self.config.is_fp8):
+                rWords[i] = copied(self.rCodes[i])
+            else:
+                rWords[i] = packed(rS[2 * i], rS[2 * i + 1], self.config.dtype)
+
+    @cute.jit
+    def round_to_codes(self):
+        """Frees the registers of the scores. The transposed values are in the order of the keys."""
+        rS = self.rS
+        for i in cutlass.range_constexpr(cute.size(self.rCodes)):
+            # Four keys of row i % 2: two of each of two eights.
+            k = 8 * (i // 2) + 2 * (i % 2)
+            self.rCodes[i] = packed_codes(rS[k], rS[k + 1], rS[k + 4], rS[k + 5])
 
     @cute.jit
     def rescale(self, rO: cute.Tensor):
@@ -161,11 +179,13 @@ def fma(a: Float32, b: Float32, c: Float32) -> Float32:
 
 
 @cute.jit
-def row_scale(top: Float32, scale: Float32) -> Float32:
-    """``scale``, or where ``top * scale`` is beyond 2**26 about ``2**26 / top``."""
+def row_scale(top: Float32, scale: Float32, max_bits: cutlass.Constexpr[int]) -> Float32:
+    """``scale``, or where ``top * scale`` is beyond 2**max_bits about ``2**max_bits / top``."""
+    # bits(2**n / x) = (2 * 127 + n << 23) - bits(x), with an error of 12 %.
+    bound = const_expr((2 * 127 + max_bits) << 23)
     return cute.arch.inline_ptx(
         "{.reg .f32 a; .reg .b32 b; abs.f32 a, {$r0}; max.f32 a, a, 0f3F800000; mov.b32 b, a; "
-        f"sub.u32 b, 0x{BOUND_BITS:08X}, b; mov.b32 a, b; min.f32 {{$w0}}, a, {{$r1}};}}",
+        f"sub.u32 b, 0x{bound:08X}, b; mov.b32 a, b; min.f32 {{$w0}}, a, {{$r1}};}}",
         write_only_types=[Float32],
         read_only_args=[top, scale],
     )
@@ -179,6 +199,25 @@ def packed(low: Float32, high: Float32, dtype: cutlass.Constexpr[str]) -> Int32:
         f"cvt.rn.{suffix}.f32 {{$w0}}, {{$r1}}, {{$r0}};",
         write_only_types=[Int32],
         read_only_args=[low, high],
+    )
+
+
+@cute.jit
+def packed_codes(a: Float32, b: Float32, c: Float32, d: Float32) -> Int32:
+    """Four e4m3 codes, ``a`` lowest; beyond 448 is 448."""
+    return cute.arch.inline_ptx(
+        "{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, {$r1}, {$r0}; "
+        "cvt.rn.satfinite.e4m3x2.f32 h, {$r3}, {$r2}; mov.b32 {$w0}, {l, h};}",
+        write_only_types=[Int32],
+        read_only_args=[a, b, c, d],
+    )
+
+
+@cute.jit
+def copied(x: Int32) -> Int32:
+    """The same in a register of its own, written here: no product may be using it."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x]
     )
 
 

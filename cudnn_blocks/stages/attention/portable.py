@@ -57,7 +57,6 @@ __all__ = ["SdpaPortableConfig", "SdpaPortableKernel", "fake_operands", "smem_by
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 NEG_INF = -math.inf
-MAX_GROWTH = 8.0  # in powers of 2, of the maximum over the reference
 ROWS = 2  # rows of an m16 block that one lane holds, 8 apart
 PAIR = 2  # consecutive columns of an n8 tile that one lane holds
 QUAD = 4  # lanes that share a row
@@ -78,6 +77,17 @@ class Tile(NamedTuple):
     """Key of the diagonal in row 0."""
 
 
+class Scales(NamedTuple):
+    """Run-time factors."""
+
+    scores: Float32
+    """To base 2."""
+    value: Float32 | None = None
+    """Of codes: what V is descaled by."""
+    codes: Float32 | None = None
+    """What the result is scaled by before it becomes codes."""
+
+
 class RowState(NamedTuple):
     """Per row of a lane: the reference, and this lane's part of the row sum: (ROW, BLOCK)."""
 
@@ -90,7 +100,7 @@ class SdpaPortableKernel:
 
     def __init__(self, config: SdpaPortableConfig):
         self.config = config
-        self.dtype = DTYPES[config.dtype]
+        self.dtype = DTYPES[config.act_dtype]
 
     @cute.jit
     def __call__(
@@ -105,15 +115,24 @@ class SdpaPortableKernel:
         scale: Float32,
         stream,
     ):
-        cfg = self.config
-        num_tiles = (q.shape[1] - 1) // cfg.tile.m + 1
+        num_tiles = self.num_tiles(q)
         self.kernel(q, k, v, o, gate, lse, seq_lens, scale * LOG2_E, num_tiles).launch(
-            grid=(num_tiles * cfg.h_q * q.shape[0], 1, 1),
-            block=(cfg.threads, 1, 1),
-            min_blocks_per_mp=1,  # or ptxas spills to make room for more CTAs
-            stream=stream,
-            use_pdl=cfg.use_pdl,
+            **self.launch_facts(q, num_tiles), stream=stream
         )
+
+    def num_tiles(self, q: cute.Tensor) -> Int32:
+        """Tiles of a head of one batch entry."""
+        return (q.shape[1] - 1) // self.config.tile.m + 1
+
+    def launch_facts(self, q: cute.Tensor, num_tiles: Int32) -> dict:
+        """Grid and attributes of the launch."""
+        cfg = self.config
+        return {
+            "grid": (num_tiles * cfg.h_q * q.shape[0], 1, 1),
+            "block": (cfg.threads, 1, 1),
+            "min_blocks_per_mp": 1,  # or ptxas spills to make room for more CTAs
+            "use_pdl": cfg.use_pdl,
+        }
 
     @cute.kernel
     def kernel(
@@ -128,6 +147,11 @@ class SdpaPortableKernel:
         scale_log2: Float32,
         num_tiles: Int32,
     ):
+        self.run(mQ, mK, mV, mO, mGate, mLse, mLens, Scales(scale_log2), num_tiles)
+
+    @cute.jit
+    def run(self, mQ, mK, mV, mO, mGate, mLse, mLens, scales, num_tiles):
+        """The kernel, whatever it is launched with."""
         cfg = self.config
         tidx, _, _ = cute.arch.thread_idx()
         bidx, _, _ = cute.arch.block_idx()
@@ -146,8 +170,8 @@ class SdpaPortableKernel:
             )
         )
         state = RowState(self.row_registers(), self.row_registers())
-        tOrO = self.accumulate(mQ, mK, mV, sQ, sK, sV, state, tile, scale_log2, tidx)
-        self.finish(tOrO, state, sQ, mO, mGate, mLse, tile, tidx)
+        tOrO = self.accumulate(mQ, mK, mV, sQ, sK, sV, state, tile, scales.scores, tidx)
+        self.finish(tOrO, state, sQ, mO, mGate, mLse, tile, scales)
 
     @cute.jit
     def locate(self, mQ, mK, mLens, bidx, num_tiles) -> Tile:
@@ -258,11 +282,11 @@ class SdpaPortableKernel:
         for kk in cutlass.range_constexpr(cfg.d_head // MMA_K):
             offset = self.swizzled(q_row, lane // 16, 2 * kk)
             for i in cutlass.range_constexpr(cfg.warp_blocks):
-                src = vector_view(sQ, offset + i * MMA_M * cfg.d_head)
+                src = vector_view(sQ, offset + i * MMA_M * cfg.row_width)
                 cute.copy(ldmatrix_atom, src, rQ[None, i])
             offset = stage * cfg.kv_stage + self.swizzled(k_row, lane // 8 % 2, 2 * kk)
             for j in cutlass.range_constexpr(cfg.tile.n // 16):
-                src = vector_view(sK, offset + j * 16 * cfg.d_head)
+                src = vector_view(sK, offset + j * 16 * cfg.row_width)
                 cute.copy(ldmatrix_atom, src, rK[None, j])
             cute.gemm(mma_atom, tSrS, tSrQ, tSrK, tSrS)
         return tSrS
@@ -303,7 +327,7 @@ class SdpaPortableKernel:
                     largest = cute.arch.fmax(largest, other)
                 largest = multiply(largest, scale_log2)
                 ref = state.rRef[r, i]
-                grows = largest - ref > MAX_GROWTH  # false for -inf less -inf
+                grows = largest - ref > cfg.max_growth  # false for -inf less -inf
                 new_ref = largest if grows else ref
                 rFactor[r, i] = exp2(ref - new_ref) if grows else Float32(1.0)
                 state.rRef[r, i] = new_ref
@@ -319,6 +343,8 @@ class SdpaPortableKernel:
             for r in cutlass.range_constexpr(ROWS):
                 ref = state.rRef[r, i]
                 minus_ref = Float32(0.0) if ref == NEG_INF else -ref  # nothing seen yet: p = 0
+                if const_expr(cfg.weight_bits):
+                    minus_ref += cfg.weight_bits
                 total = state.rSum[r, i]
                 for j in cutlass.range_constexpr(cfg.tile.n // MMA_N):
                     for e in cutlass.range_constexpr(PAIR):
@@ -348,14 +374,14 @@ class SdpaPortableKernel:
                 tOrV = cute.make_rmem_tensor(cute.make_layout(((2, 2), 2)), self.dtype)
                 rV = cute.make_tensor(tOrV.iterator, cute.make_layout(VEC))
                 offset = stage * cfg.kv_stage + self.swizzled(v_row, lane // 16, 2 * j)
-                cute.copy(ldmatrix_atom, vector_view(sV, offset + kk * MMA_K * cfg.d_head), rV)
+                cute.copy(ldmatrix_atom, vector_view(sV, offset + kk * MMA_K * cfg.row_width), rV)
                 acc = cute.local_tile(tOrO, ((2, 2), cfg.warp_blocks, 2), (0, 0, j))
                 cute.gemm(mma_atom, acc, tOrP, tOrV, acc)
 
     # Epilogue.
 
     @cute.jit
-    def finish(self, tOrO, state: RowState, sQ, mO, mGate, mLse, tile: Tile, tidx):
+    def finish(self, tOrO, state: RowState, sQ, mO, mGate, mLse, tile: Tile, scales: Scales):
         """Normalises, rounds, gates and stores this warp's rows."""
         cfg = self.config
         lane = cute.arch.lane_idx()
@@ -368,32 +394,44 @@ class SdpaPortableKernel:
                 row = self.lane_row(tile, i, r)
                 is_dead = self.first_key(tile, row) >= self.end_key(tile, row)
                 inverse = cute.math.rcp(total, approx=True, ftz=True)
+                if const_expr(cfg.is_fp8):
+                    inverse = inverse * scales.value
                 local = first_row + i * MMA_M + r * 8 + lane // QUAD
-                for j in cutlass.range_constexpr(cfg.d_head // MMA_N):
-                    rO = cute.make_rmem_tensor(PAIR, Float32)
-                    for e in cutlass.range_constexpr(PAIR):
-                        x = tOrO[(e, r), i, j] * inverse
-                        rO[e] = Float32(0.0) if is_dead else x
-                    rY = cute.make_rmem_tensor(PAIR, self.dtype)
-                    rY.store(rO.load().to(self.dtype))
-                    offset = self.swizzled(local, 0, j) + lane % QUAD * PAIR
-                    cute.autovec_copy(rY, vector_view(sQ, offset, PAIR))
+                self.stage_row(tOrO, i, r, inverse, is_dead, sQ, local)
                 if const_expr(cfg.has_lse):
-                    lse = (state.rRef[r, i] + cute.math.log2(total, approx=True)) * LN_2
+                    lse = state.rRef[r, i] + cute.math.log2(total, approx=True)
+                    if const_expr(cfg.weight_bits):
+                        lse -= cfg.weight_bits
+                    lse = lse * LN_2
                     lse = Float32(NEG_INF) if is_dead else lse
                     if (lane % QUAD == 0) & (row < tile.num_rows):
                         mLse[tile.b, tile.h, row] = lse
         cute.arch.sync_warp()
-        self.store_rows(sQ, mO, mGate, tile, first_row)
+        self.store_rows(sQ, mO, mGate, tile, first_row, scales)
 
     @cute.jit
-    def store_rows(self, sQ, mO, mGate, tile: Tile, first_row):
+    def stage_row(self, tOrO, i, r, inverse, is_dead, sQ, local):
+        """A lane's part of a row, rounded, to shared memory; 0 by select in a dead row."""
+        cfg = self.config
+        lane = cute.arch.lane_idx()
+        for j in cutlass.range_constexpr(cfg.d_head // MMA_N):
+            rO = cute.make_rmem_tensor(PAIR, Float32)
+            for e in cutlass.range_constexpr(PAIR):
+                x = tOrO[(e, r), i, j] * inverse
+                rO[e] = Float32(0.0) if is_dead else x
+            rY = cute.make_rmem_tensor(PAIR, self.dtype)
+            rY.store(rO.load().to(self.dtype))
+            offset = self.swizzled(local, 0, j, cfg.d_head) + lane % QUAD * PAIR
+            cute.autovec_copy(rY, vector_view(sQ, offset, PAIR))
+
+    @cute.jit
+    def store_rows(self, sQ, mO, mGate, tile: Tile, first_row, scales: Scales):
         """Rounded rows of this warp from shared to global memory, through the gate."""
         cfg = self.config
         lane = cute.arch.lane_idx()
-        pass_rows = WARP_THREADS // cfg.row_vecs
-        local = first_row + lane // cfg.row_vecs
-        vec = lane % cfg.row_vecs
+        pass_rows = WARP_THREADS // cfg.out_vecs
+        local = first_row + lane // cfg.out_vecs
+        vec = lane % cfg.out_vecs
         num_passes = cfg.warp_rows // pass_rows
         gO = self.head_pointer(mO, tile.b, tile.h, vec)
         layout = cute.make_layout((VEC, num_passes))
@@ -408,10 +446,16 @@ class SdpaPortableKernel:
                     cute.autovec_copy(cute.make_tensor(src, cute.make_layout(VEC)), rGate[None, p])
         for p in cutlass.range_constexpr(num_passes):
             row = tile.m0 + local + p * pass_rows
-            x = vector_view(sQ, self.swizzled(local + p * pass_rows, vec)).load()
+            offset = self.swizzled(local + p * pass_rows, vec, 0, cfg.d_head)
+            x = vector_view(sQ, offset).load()
             if const_expr(cfg.has_gate):
                 x = gated(x, rGate[None, p].load())
-            store_16_if(row < tile.num_rows, x, self.row_pointer(mO, gO, row))
+            self.store_vector(row < tile.num_rows, x, self.row_pointer(mO, gO, row), scales)
+
+    @cute.jit
+    def store_vector(self, is_stored, x, pointer, scales: Scales):
+        """Eight channels of the result."""
+        store_16_if(is_stored, x, pointer)
 
     # Global to shared memory.
 
@@ -444,14 +488,18 @@ class SdpaPortableKernel:
         first = tile.m0 + warp_index() * self.config.warp_rows
         return first + i * MMA_M + r * 8 + cute.arch.lane_idx() // QUAD
 
-    def swizzled(self, row, vec, first_vec: int = 0):
+    def swizzled(self, row, vec, first_vec: int = 0, width: int | None = None):
         """Element offset of 16-byte column ``first_vec + vec`` of a row in shared memory.
 
         Where ``first_vec`` is given, ``first_vec % 8 + vec`` stays below 8: what is left of
-        ``first_vec`` is an immediate of the access.
+        ``first_vec`` is an immediate of the access. Rows are as wide as those of q, k and v, or
+        ``width``; where they have but 4 columns, every two of them have the same swizzle.
         """
-        column = (first_vec % 8 + vec) ^ (row & 7)
-        return row * self.config.d_head + column * VEC + first_vec // 8 * 8 * VEC
+        width = self.config.row_width if width is None else width
+        period = min(width // VEC, 8)
+        line = row & 7 if period == 8 else row // (8 // period) & (period - 1)
+        column = (first_vec % period + vec) ^ line
+        return row * width + column * VEC + first_vec // period * period * VEC
 
     def accumulator(self, columns: int) -> cute.Tensor:
         """FP32 registers ((column of a pair, row), block, n8), the n8 tiles of a block together."""
@@ -504,24 +552,29 @@ def vector_view(tensor: cute.Tensor, offset, size: int = VEC) -> cute.Tensor:
 
 def fake_operands(config: SdpaPortableConfig) -> tuple:
     """Fake tensors in ``__call__`` order, without the stream; B, S, Sk and strides are dynamic."""
+    return (*fake_tensors(config), Float32(1.0))
+
+
+def fake_tensors(config: SdpaPortableConfig) -> tuple:
+    """The tensors among them."""
     batch, rows, keys = (cute.sym_int() for _ in range(3))
 
-    def heads(length, count):
-        stride = (*(cute.sym_int64(divisibility=VEC) for _ in range(3)), 1)
+    def heads(length, count, dtype, multiple=VEC):
+        stride = (*(cute.sym_int64(divisibility=multiple) for _ in range(3)), 1)
         shape = (batch, length, count, config.d_head)
-        return make_fake_tensor(DTYPES[config.dtype], shape, stride, assumed_align=16)
+        return make_fake_tensor(DTYPES[dtype], shape, stride, assumed_align=16)
 
     def compact(dtype, *shape):
         order = tuple(reversed(range(len(shape))))
         return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=4)
 
+    vec = 16 // config.element_bytes
     return (
-        heads(rows, config.h_q),
-        heads(keys, config.h_kv),
-        heads(keys, config.h_kv),
-        heads(rows, config.h_q),
-        heads(rows, config.h_q) if config.has_gate else None,
+        heads(rows, config.h_q, config.dtype, vec),
+        heads(keys, config.h_kv, config.dtype, vec),
+        heads(keys, config.h_kv, config.dtype, vec),
+        heads(rows, config.h_q, config.o_dtype),
+        heads(rows, config.h_q, config.act_dtype) if config.has_gate else None,
         compact(Float32, batch, config.h_q, rows) if config.has_lse else None,
         compact(Int32, batch) if config.has_seq_lens else None,
-        Float32(1.0),
     )

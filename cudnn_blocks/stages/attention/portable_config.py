@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from cudnn_blocks.target import Target
 
 KIB = 1024
-ELEMENT_BYTES = 2
+FIRST_SM_WITH_E4M3 = 89
+OUT_BYTES = 2  # of a finished channel in shared memory
 WARP_THREADS = 32
 VEC = 8
-"""Elements of one 16-byte access."""
+"""16-bit elements of one 16-byte access."""
 MMA_M, MMA_N, MMA_K = 16, 8, 16
 
 
@@ -46,6 +47,13 @@ TILES = {
 """By ``d_head``, the preferred tile first: a tile, and how many CTAs of it an SM has to hold. The
 order is an estimate."""
 
+FP8_TILES = {
+    64: TILES[64],
+    128: ((Tile(128, 64, 8, 2), 1),),
+    256: TILES[256],
+}
+"""The same of e4m3 codes, which take registers on their way to the product."""
+
 
 @dataclass(frozen=True)
 class SdpaPortableConfig(SdpaFacts):
@@ -53,6 +61,8 @@ class SdpaPortableConfig(SdpaFacts):
 
     tile: Tile
     use_pdl: bool
+    has_cvt: bool
+    """The target converts FP32 to e4m3; only told apart where there are codes."""
 
     @classmethod
     def from_geometry(cls, target: Target, **facts: Any) -> SdpaPortableConfig:
@@ -66,13 +76,14 @@ class SdpaPortableConfig(SdpaFacts):
         sm_bytes = target.smem_per_cta_bytes + KIB  # each CTA takes 1 KiB more than it asks
         tile = next(
             tile
-            for tile, ctas in TILES[common.d_head]
-            if ctas * (tile_smem_bytes(tile, common.d_head) + KIB) <= sm_bytes
+            for tile, ctas in (FP8_TILES if common.is_fp8 else TILES)[common.d_head]
+            if ctas * (tile_smem_bytes(tile, common) + KIB) <= sm_bytes
         )
         return cls(
             **common.as_compiled(),
             tile=tile,
             use_pdl=target.sm >= 90,
+            has_cvt=common.is_fp8 and target.sm >= FIRST_SM_WITH_E4M3,
         )
 
     @property
@@ -91,8 +102,18 @@ class SdpaPortableConfig(SdpaFacts):
         return self.warp_rows // MMA_M
 
     @property
+    def row_width(self) -> int:
+        """16-bit elements of one row of a head of q, k or v; two codes are one."""
+        return self.d_head * self.element_bytes // 2
+
+    @property
     def row_vecs(self) -> int:
-        """16-byte vectors of one row of a head."""
+        """16-byte vectors of one such row."""
+        return self.row_width // VEC
+
+    @property
+    def out_vecs(self) -> int:
+        """16-byte vectors of one finished row."""
         return self.d_head // VEC
 
     @property
@@ -102,20 +123,31 @@ class SdpaPortableConfig(SdpaFacts):
 
     @property
     def q_elements(self) -> int:
-        """Elements of the query tile in shared memory."""
+        """16-bit elements of the tile of queries, and later of finished rows, in shared memory."""
         return self.tile.m * self.d_head
 
     @property
     def kv_stage(self) -> int:
-        """Elements of one stage of K or of V."""
-        return self.tile.n * self.d_head
+        """16-bit elements of one stage of K or of V."""
+        return self.tile.n * self.row_width
+
+    @property
+    def weight_bits(self) -> float:
+        """Log2 of the probability that the reference of a row gets."""
+        return 8.0 if self.is_fp8 else 0.0
+
+    @property
+    def max_growth(self) -> float:
+        """Log2 of what a maximum may exceed the reference by: 448 / 256 leaves less than 1."""
+        return 0.75 if self.is_fp8 else 8.0
 
 
-def tile_smem_bytes(tile: Tile, d_head: int) -> int:
-    """Shared memory of one CTA: the queries, and every stage of K and V."""
-    return (tile.m + 2 * tile.num_stages * tile.n) * d_head * ELEMENT_BYTES
+def tile_smem_bytes(tile: Tile, facts: SdpaFacts) -> int:
+    """Shared memory of one CTA: queries or finished rows, and every stage of K and V."""
+    stages = 2 * tile.num_stages * tile.n * facts.element_bytes
+    return (tile.m * OUT_BYTES + stages) * facts.d_head
 
 
 def smem_bytes(config: SdpaPortableConfig) -> int:
     """Shared memory of one CTA."""
-    return tile_smem_bytes(config.tile, config.d_head)
+    return tile_smem_bytes(config.tile, config)

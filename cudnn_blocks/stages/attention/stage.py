@@ -12,6 +12,7 @@ from cudnn_blocks.errors import NotServedError
 from cudnn_blocks.geometry.gated_attention import GatedAttentionGeometry
 from cudnn_blocks.geometry.sdpa import SdpaGeometry
 from cudnn_blocks.reference.attention import AttentionMask, sdpa
+from cudnn_blocks.stages.attention import hopper_config, portable_config
 from cudnn_blocks.stages.attention.facts import SdpaFacts
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import UpTo
@@ -22,6 +23,7 @@ from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
 from cudnn_blocks.target import GPU_TARGET_NAMES, Target
 from cudnn_blocks.tensor_spec import TensorSpec
+from cudnn_blocks.workspace import WorkspaceLayout
 
 HOPPER, PORTABLE = "hopper", "portable"
 MAX_SEQ_LEN = 2**28
@@ -29,7 +31,7 @@ MAX_TILES = 2**31 - 1
 TILE_ROWS = 64
 """Query rows of the smallest tile of any kernel."""
 
-_DTYPES: dict[str, Constraint] = {"dtype": OneOf(("bf16", "fp16"))}
+_DTYPES: dict[str, Constraint] = {"dtype": OneOf(("bf16", "fp16", "e4m3"))}
 _SERVED: dict[str, Constraint] = {
     **_DTYPES,
     "d_head": OneOf((64, 128, 256)),
@@ -38,6 +40,7 @@ _SERVED: dict[str, Constraint] = {
 }
 _CUDNN_SERVED: dict[str, Constraint] = {
     **_SERVED,
+    "dtype": OneOf(("bf16", "fp16")),
     "gate": OneOf((False,)),
     "seq_lens": OneOf((False,)),
     "window": OneOf(("none", "left of a causal diagonal")),
@@ -45,6 +48,13 @@ _CUDNN_SERVED: dict[str, Constraint] = {
     **CUDNN_SERVED,
 }
 _DSL = DslRequirement((4, 8, 1))
+_KERNELS = {
+    (HOPPER, False): "cudnn_blocks.stages.attention.hopper.SdpaKernel",
+    (HOPPER, True): "cudnn_blocks.stages.attention.hopper_fp8.SdpaFp8Kernel",
+    (PORTABLE, False): "cudnn_blocks.stages.attention.portable.SdpaPortableKernel",
+    (PORTABLE, True): "cudnn_blocks.stages.attention.portable_fp8.SdpaFp8PortableKernel",
+}
+"""By engine, and whether operands are e4m3 codes."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class SdpaModes(SdpaFacts):
         has_gate: bool,
         has_lse: bool,
         has_seq_lens: bool,
+        has_o_codes: bool = False,
     ) -> SdpaModes:
         """The facts of a geometry, and which optional operands take part."""
         return cls(
@@ -74,6 +85,7 @@ class SdpaModes(SdpaFacts):
             has_gate=has_gate,
             has_lse=has_lse,
             has_seq_lens=has_seq_lens,
+            has_o_codes=has_o_codes,
         )
 
     @property
@@ -92,18 +104,24 @@ class SdpaModes(SdpaFacts):
 
 
 class SdpaStage(KernelStage):
-    """One launch of attention.
+    """One launch of attention; of e4m3 codes on Hopper two, the first of which transposes v.
 
     Operands: q ``[B, S, h_q, D]``, k and v ``[B, Sk, h_kv, D]``, o ``[B, S, h_q, D]``, gate
-    ``[B, S, h_q, D]`` or None, lse FP32 ``[B, h_q, S]`` or None, seq_lens int32 ``[B]`` or None. B,
-    S and Sk are at least 1. The cuDNN engine takes the samples' extents and strides alone.
+    ``[B, S, h_q, D]`` or None, lse FP32 ``[B, h_q, S]`` or None, seq_lens int32 ``[B]`` or None;
+    with e4m3 codes also the booked scratch, uint8, or None where there is none. B, S and Sk are at
+    least 1. The cuDNN engine takes the samples' extents and strides alone.
+
+    ``scale``, ``descale_v`` and ``scale_o`` are read at every launch, and may be set between them.
 
     Args:
         modes: compile-time facts.
-        scale: factor of the scores; an argument of the kernel, not compiled in.
+        scale: factor of the scores; an argument of the kernel, not compiled in. Of codes, times
+            what the codes of q and k are scaled by.
         samples: of q, k, v and o: the largest extents, and where they are.
         target: what to compile for.
         engine: pin.
+        descale_v: what codes of v are multiplied by.
+        scale_o: what the result is multiplied by before it becomes codes.
     """
 
     name = "sdpa"
@@ -140,6 +158,9 @@ class SdpaStage(KernelStage):
         samples: Sequence[TensorSpec],
         target: Target,
         engine: str | None = None,
+        *,
+        descale_v: float = 1.0,
+        scale_o: float = 1.0,
     ) -> None:
         q, k, _, _ = samples
         batch, num_rows = q.shape[:2]
@@ -158,6 +179,8 @@ class SdpaStage(KernelStage):
         super().__init__(facts, target, engine)
         self.modes = modes
         self.scale = scale
+        self.descale_v = descale_v
+        self.scale_o = scale_o
         self.samples = tuple(samples)
         self._plan: Any = None
 
@@ -195,27 +218,28 @@ class SdpaStage(KernelStage):
         """Shared memory of one CTA; 0 for cuDNN, which does not say."""
         return 0 if self.engine == CUDNN else super().smem_bytes()
 
-    def _choose_kernel(self) -> KernelChoice:
+    def book(self, layout: WorkspaceLayout) -> None:
+        """The transposed v of e4m3 codes on Hopper."""
+        if self.modes.is_fp8 and self.engine == HOPPER:
+            k = self.samples[1]
+            layout.book_scratch(self._hopper_config().scratch_bytes(k.shape[0], k.shape[1]))
+
+    def _hopper_config(self) -> hopper_config.SdpaConfig:
         modes = dataclasses.asdict(self.modes)
+        return hopper_config.SdpaConfig.from_geometry(self.target, **modes)
+
+    def _choose_kernel(self) -> KernelChoice:
+        kernel = _KERNELS[self.engine, self.modes.is_fp8]
         if self.engine == HOPPER:
-            from cudnn_blocks.stages.attention import hopper
-
-            return KernelChoice(
-                hopper.SdpaKernel,
-                hopper.SdpaConfig.from_geometry(self.target, **modes),
-                hopper.fake_operands,
-                hopper.smem_bytes,
-            )
-        from cudnn_blocks.stages.attention import portable
-
-        return KernelChoice(
-            portable.SdpaPortableKernel,
-            portable.SdpaPortableConfig.from_geometry(self.target, **modes),
-            portable.fake_operands,
-            portable.smem_bytes,
-        )
+            hopper = self._hopper_config()
+            return KernelChoice(kernel, hopper, hopper_config.smem_bytes(hopper))
+        modes = dataclasses.asdict(self.modes)
+        portable = portable_config.SdpaPortableConfig.from_geometry(self.target, **modes)
+        return KernelChoice(kernel, portable, portable_config.smem_bytes(portable))
 
     def _kernel_operands(self, operands: Sequence[Any]) -> Sequence[Any]:
+        if self.modes.is_fp8:
+            return *operands, self.scale, self.descale_v, self.scale_o
         return *operands, self.scale
 
     def run_reference(self, operands: Sequence[Any]) -> None:
@@ -224,8 +248,9 @@ class SdpaStage(KernelStage):
         mask = AttentionMask(
             modes.is_causal, modes.causal_bottom_right, modes.window_left, modes.window_right
         )
-        q, k, v, o, gate, lse, seq_lens = operands
-        sdpa(q, k, v, o, gate, lse, seq_lens, self.scale, mask)
+        q, k, v, o, gate, lse, seq_lens, *_ = operands
+        scales = (self.scale, mask, self.descale_v, self.scale_o)
+        sdpa(q, k, v, o, gate, lse, seq_lens, *scales)
 
     def describe(self) -> str:
         """Sizes and modes that are compiled in, and the kernel's tile."""
@@ -243,6 +268,8 @@ class SdpaStage(KernelStage):
         else:
             config: Any = self._choose_kernel().config
             parts.append(f"{config.tile.n} keys a step, {config.tile.num_stages} stages")
+            if modes.is_fp8 and self.engine == HOPPER:
+                parts.append("v transposed by a launch before")
         return ", ".join(parts)
 
     def _mask(self) -> str:

@@ -25,10 +25,13 @@ Requires:      data 16-byte aligned, indices and status 4; x row pitch D or a mu
 Source:        written for this project; behaviour after the decode update of cudnn-frontend 1.32.0.
 """
 
+import math
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr
 from cutlass.cute.nvgpu.cpasync import CopyG2SOp
+from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
 from cudnn_blocks.geometry.causal_conv1d import (
@@ -44,19 +47,11 @@ from cudnn_blocks.stages.conv1d.portable_config import (
     VECTOR_ELEMENTS,
     WARP_THREADS,
     CausalConv1dUpdateConfig,
-    fake_operands,
-    smem_bytes,
 )
 from cudnn_blocks.stages.device.activation import silu
 from cudnn_blocks.stages.device.control import cta_or, trap
+from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.prefetch import prefetch_l2, prefetch_l2_line
-
-__all__ = [
-    "CausalConv1dUpdateConfig",
-    "CausalConv1dUpdateKernel",
-    "fake_operands",
-    "smem_bytes",
-]
 
 
 class CausalConv1dUpdateKernel:
@@ -449,3 +444,26 @@ class CausalConv1dUpdateKernel:
                 is_seen |= rScan[j] == slots[r]
             bits = bits | (1 << r) if is_seen else bits
         return bits
+
+
+def fake_operands(config: CausalConv1dUpdateConfig) -> tuple:
+    """Fake tensors in ``__call__`` order, no stream; N, S and the row pitch are dynamic."""
+    dtype, d = DTYPES[config.dtype], config.channels
+    n, s = cute.sym_int(), cute.sym_int()
+    ld = cute.sym_int64(divisibility=math.gcd(8, d))
+
+    def data(shape, stride):
+        return make_fake_tensor(dtype, shape, stride, assumed_align=16)
+
+    def ints(shape, stride):
+        return make_fake_tensor(Int32, shape, stride, assumed_align=4)
+
+    return (
+        data((n, d), (ld, 1)),
+        data((s, d, config.state_len), config.state_strides),
+        data((d, config.width), (config.width, 1)),
+        data((n, d), (d, 1)),
+        data((d,), (1,)) if config.has_bias else None,
+        ints((n,), (1,)) if config.has_indices else None,
+        ints((n, 2), (2, 1)) if config.has_indices and config.bad_index == "report" else None,
+    )

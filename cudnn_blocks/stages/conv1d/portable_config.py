@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile-time facts of the portable decode update, and the fake tensors it is compiled with."""
+"""Compile-time facts of the portable decode update."""
 
 import math
 from dataclasses import dataclass
-
-import cutlass.cute as cute
-from cutlass import Int32
-from cutlass.cute.runtime import make_fake_tensor
-
-from cudnn_blocks.stages.device.dtypes import DTYPES
 
 ELEMENT_BYTES = 2
 WORD_BYTES = 4
@@ -133,29 +127,6 @@ class CausalConv1dUpdateConfig:
     def use_prefetch(self) -> bool:
         """Slices of the tile are contiguous multiples of 16 bytes whose addresses need no load."""
         return self.use_pdl and not self.has_indices and self.channels % 8 == 0
-
-
-def fake_operands(config: CausalConv1dUpdateConfig) -> tuple:
-    """Fake tensors in ``__call__`` order, no stream; N, S and the row pitch are dynamic."""
-    dtype, d = DTYPES[config.dtype], config.channels
-    n, s = cute.sym_int(), cute.sym_int()
-    ld = cute.sym_int64(divisibility=math.gcd(8, d))
-
-    def data(shape, stride):
-        return make_fake_tensor(dtype, shape, stride, assumed_align=16)
-
-    def ints(shape, stride):
-        return make_fake_tensor(Int32, shape, stride, assumed_align=4)
-
-    return (
-        data((n, d), (ld, 1)),
-        data((s, d, config.state_len), config.state_strides),
-        data((d, config.width), (config.width, 1)),
-        data((n, d), (d, 1)),
-        data((d,), (1,)) if config.has_bias else None,
-        ints((n,), (1,)) if config.has_indices else None,
-        ints((n, 2), (2, 1)) if config.has_indices and config.bad_index == "report" else None,
-    )
 
 
 def smem_bytes(config: CausalConv1dUpdateConfig) -> int:

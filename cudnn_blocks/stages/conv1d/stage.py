@@ -12,6 +12,7 @@ import torch
 from cudnn_blocks.geometry import CausalConv1dGeometry
 from cudnn_blocks.reference import causal_conv1d as reference
 from cudnn_blocks.stages.capabilities import Capabilities, OneOf
+from cudnn_blocks.stages.conv1d import portable_config
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
@@ -78,13 +79,13 @@ class CausalConv1dUpdateStage(KernelStage):
         self.modes = modes
 
     def _choose_kernel(self) -> KernelChoice:
-        from cudnn_blocks.stages.conv1d import portable
-
-        config = portable.CausalConv1dUpdateConfig.from_geometry(
+        config = portable_config.CausalConv1dUpdateConfig.from_geometry(
             self.geometry, self.target, **dataclasses.asdict(self.modes)
         )
         return KernelChoice(
-            portable.CausalConv1dUpdateKernel, config, portable.fake_operands, portable.smem_bytes
+            "cudnn_blocks.stages.conv1d.portable.CausalConv1dUpdateKernel",
+            config,
+            portable_config.smem_bytes(config),
         )
 
     def run_reference(self, operands: Sequence[torch.Tensor | None]) -> None:

@@ -53,7 +53,6 @@ from cutlass.pipeline import (
 from cudnn_blocks.stages.conv3d.epilogues import BIAS_RESIDUAL_PAD, NORM_PAD
 from cudnn_blocks.stages.conv3d.hopper_borders import LEADING_FRAMES, BorderRole
 from cudnn_blocks.stages.conv3d.hopper_config import (
-    BARRIER_BYTES,
     BLOCK_SIDE,
     BORDER_WARPS,
     CONSUMER_WARPGROUPS,
@@ -82,8 +81,6 @@ from cudnn_blocks.stages.conv3d.hopper_operands import (
     weight_operand,
 )
 from cudnn_blocks.stages.conv3d.hopper_schedule import TileExtents, TileSchedule
-
-__all__ = ["Conv3dKernel", "Conv3dKernelConfig", "fake_operands", "smem_bytes"]
 
 
 @dataclass(frozen=True)
@@ -352,15 +349,6 @@ class Conv3dKernel:
                 sPairs = cute.recast_tensor(sVec[None, column], Int32)
                 if tidx < self.config.out_channels // 2:
                     sPairs[tidx] = gVec[tidx]
-
-
-def smem_bytes(config: Conv3dKernelConfig) -> int:
-    """Shared memory of one CTA, as ``allocate`` lays it out."""
-    halo, weight = config.halo_pipeline.num_stages, config.weight_pipeline.num_stages
-    barriers = 2 * (halo + weight)
-    barriers += 2 * CONSUMER_WARPGROUPS if config.has_cluster_norm else 0
-    stages = halo * config.halo_stage_bytes + weight * config.weight_stage_bytes
-    return stages + config.vector_bytes + config.row_sum_bytes + barriers * BARRIER_BYTES
 
 
 def fake_operands(config: Conv3dKernelConfig) -> tuple:

@@ -264,3 +264,12 @@ class Conv3dKernelConfig:
     def producer_registers(self) -> int:
         """Registers of a thread in the load warp's warpgroup."""
         return 24 if self.is_register_bound else 40
+
+
+def smem_bytes(config: Conv3dKernelConfig) -> int:
+    """Shared memory of one CTA, as ``Conv3dKernel.allocate`` lays it out."""
+    halo, weight = config.halo_pipeline.num_stages, config.weight_pipeline.num_stages
+    barriers = 2 * (halo + weight)
+    barriers += 2 * CONSUMER_WARPGROUPS if config.has_cluster_norm else 0
+    stages = halo * config.halo_stage_bytes + weight * config.weight_stage_bytes
+    return stages + config.vector_bytes + config.row_sum_bytes + barriers * BARRIER_BYTES

@@ -56,15 +56,12 @@ from cudnn_blocks.stages.conv3d.portable_config import (
     WARP_BLOCKS,
     WARP_THREADS,
     Conv3dKernelConfig,
-    smem_bytes,
 )
 from cudnn_blocks.stages.device.bf16 import widen
 from cudnn_blocks.stages.device.cp_async import cp_async_16, cp_async_16_or_zero
 from cudnn_blocks.stages.device.masked_store import store_16_if
 from cudnn_blocks.stages.device.rounding import add_rounded, divide, row_divisor
 from cudnn_blocks.stages.device.silu import silu_of_bf16
-
-__all__ = ["Conv3dKernel", "Conv3dKernelConfig", "fake_operands", "smem_bytes"]
 
 NUM_PLANES = 3
 BIAS, GAMMA, RESIDUAL_BIAS = range(3)  # columns of sVec

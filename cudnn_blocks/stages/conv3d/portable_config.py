@@ -193,8 +193,11 @@ class Conv3dKernelConfig:
 
     @property
     def unrolled_rows(self) -> int:
-        """Rows of taps in the body of the main loop: with 64 channels of a warp, ptxas spills what
-        it moves out of a loop of one row on sm_100a and its kin."""
+        """Rows of taps in the body of the main loop.
+
+        With 64 channels of a warp, ptxas spills what it moves out of a loop over single rows on
+        sm_100a and its kin.
+        """
         return 3 if self.warp_channels == 64 else 1
 
     @property

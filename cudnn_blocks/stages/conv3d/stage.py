@@ -14,6 +14,7 @@ from cudnn_blocks.geometry.conv3d import Conv3dGeometry, Shape
 from cudnn_blocks.reference import conv3d as reference
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, NoneOr, UpTo
+from cudnn_blocks.stages.conv3d import hopper_config, portable_config
 from cudnn_blocks.stages.conv3d.epilogues import BIAS_RESIDUAL_PAD, NORM, NORM_PAD, RAW
 from cudnn_blocks.stages.conv3d.hopper_tiles import (
     CHANNEL_TILES,
@@ -159,18 +160,16 @@ class Conv3dStage(KernelStage):
         self.output_sites = (n, t - 2, h - 2, w - 2)
 
     def _choose_kernel(self) -> KernelChoice:
-        if self.engine == HOPPER:
-            from cudnn_blocks.stages.conv3d import hopper as kernels
-        else:
-            from cudnn_blocks.stages.conv3d import portable as kernels  # type: ignore[no-redef]
-        config = kernels.Conv3dKernelConfig.from_geometry(
+        configs: Any = {HOPPER: hopper_config, PORTABLE: portable_config}[self.engine]
+        config = configs.Conv3dKernelConfig.from_geometry(
             self.geometry.in_channels,
             self.geometry.out_channels,
             self.target,
             **dataclasses.asdict(self.modes),
             output_sites=self.output_sites,
         )
-        return KernelChoice(kernels.Conv3dKernel, config, kernels.fake_operands, kernels.smem_bytes)
+        kernel = f"cudnn_blocks.stages.conv3d.{self.engine}.Conv3dKernel"
+        return KernelChoice(kernel, config, configs.smem_bytes(config))
 
     def _kernel_operands(
         self, operands: Sequence[torch.Tensor | None]

@@ -70,11 +70,8 @@ from cudnn_blocks.stages.conv3d_input.hopper_config import (
     WARPGROUP_WARPS,
     WEIGHT_BOX,
     CausalConvConfig,
-    smem_bytes,
 )
 from cudnn_blocks.stages.device.tma import TmaOperand, channels_first, partition_box
-
-__all__ = ["CausalConvConfig", "CausalConvKernel", "fake_operands", "smem_bytes"]
 
 
 class NamedBarrierCausalConv(IntEnum):

@@ -18,13 +18,12 @@ Requires:  ``input`` of any strides, 2-byte aligned; ``previous`` and ``cache_ou
 Source:    written for this project; behaviour after the causal convolution of cudnn-frontend.
 """
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Int64, const_expr
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
 
+from cudnn_blocks.stages.conv3d_input.pack_portable_config import CausalPackConfig
 from cudnn_blocks.stages.device.padded_sites import PaddedSites, Site
 
 CHANNELS = 12
@@ -32,26 +31,6 @@ PADDED_CHANNELS = 16
 VEC = 8  # channels of one 16-byte store
 PAIRS = 4  # registers of one store
 HISTORY_WORDS = 3  # 8-byte words of one history pixel
-THREADS = 256
-
-
-@dataclass(frozen=True)
-class CausalPackConfig:
-    """Compile-time facts of one specialisation; ``from_geometry`` is the only chooser."""
-
-    has_previous: bool
-    threads: int
-    use_pdl: bool
-
-    @classmethod
-    def from_geometry(cls, target, *, history_frames) -> "CausalPackConfig":
-        """The frames of ``previous`` are dynamic: only whether there are any is compiled in."""
-        return cls(has_previous=history_frames > 0, threads=THREADS, use_pdl=target.sm >= 90)
-
-
-def smem_bytes(config: CausalPackConfig) -> int:
-    """Shared memory of one CTA: none."""
-    return 0
 
 
 class CausalPackKernel:

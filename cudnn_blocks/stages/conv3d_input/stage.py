@@ -22,7 +22,9 @@ from cudnn_blocks.geometry.conv3d import (
 from cudnn_blocks.reference import conv3d_cache as reference
 from cudnn_blocks.stages.capabilities import Capabilities, OneOf
 from cudnn_blocks.stages.constraints import UpTo
+from cudnn_blocks.stages.conv3d import portable_config
 from cudnn_blocks.stages.conv3d.stage import DSL, EVIDENCE, HOPPER, PORTABLE, RAW
+from cudnn_blocks.stages.conv3d_input import hopper_config, pack_portable_config
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.norm.stage import MAX_SITES
 from cudnn_blocks.stages.stage import REFERENCE
@@ -82,13 +84,13 @@ class CausalPackStage(KernelStage):
             layout.book(PADDED_INPUT, math.prod(self._padded_shape) * torch.bfloat16.itemsize)
 
     def _choose_kernel(self) -> KernelChoice:
-        from cudnn_blocks.stages.conv3d_input import pack_portable as kernels
-
-        config = kernels.CausalPackConfig.from_geometry(
+        config = pack_portable_config.CausalPackConfig.from_geometry(
             self.target, history_frames=self._history_frames
         )
         return KernelChoice(
-            kernels.CausalPackKernel, config, kernels.fake_operands, kernels.smem_bytes
+            "cudnn_blocks.stages.conv3d_input.pack_portable.CausalPackKernel",
+            config,
+            pack_portable_config.smem_bytes(config),
         )
 
     def _kernel_operands(
@@ -143,19 +145,17 @@ class CausalConv3dStage(KernelStage):
 
     def _choose_kernel(self) -> KernelChoice:
         if self.engine == HOPPER:
-            from cudnn_blocks.stages.conv3d_input import hopper
-
-            config = hopper.CausalConvConfig.from_geometry(
+            config = hopper_config.CausalConvConfig.from_geometry(
                 self.target,
                 zero_leading_frames=self._zero_leading_frames,
                 output_sites=self._output_sites,
             )
             return KernelChoice(
-                hopper.CausalConvKernel, config, hopper.fake_operands, hopper.smem_bytes
+                "cudnn_blocks.stages.conv3d_input.hopper.CausalConvKernel",
+                config,
+                hopper_config.smem_bytes(config),
             )
-        from cudnn_blocks.stages.conv3d import portable
-
-        generic = portable.Conv3dKernelConfig.from_geometry(
+        generic = portable_config.Conv3dKernelConfig.from_geometry(
             CAUSAL_PADDED_CHANNELS,
             CAUSAL_OUT_CHANNELS,
             self.target,
@@ -168,7 +168,9 @@ class CausalConv3dStage(KernelStage):
             weight_layout=TAPS16,
         )
         return KernelChoice(
-            portable.Conv3dKernel, generic, portable.fake_operands, portable.smem_bytes
+            "cudnn_blocks.stages.conv3d.portable.Conv3dKernel",
+            generic,
+            portable_config.smem_bytes(generic),
         )
 
     def _kernel_operands(

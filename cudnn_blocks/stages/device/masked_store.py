@@ -2,7 +2,7 @@
 """Masked stores to global memory."""
 
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, Uint32
 
 
 @cute.jit
@@ -14,9 +14,26 @@ def store_16_if(is_stored: Boolean, x: cute.TensorSSA, ptr: cute.Pointer) -> Non
     """
     rX = cute.make_rmem_tensor(x.shape, x.dtype)
     rX.store(x)
-    rWords = cute.recast_tensor(rX, Int32)
+    store_words_if(is_stored, cute.recast_tensor(rX, Int32), ptr)
+
+
+@cute.jit
+def store_words_if(is_stored: Boolean, rWords: cute.Tensor, ptr: cute.Pointer) -> None:
+    """One, two or four 32-bit registers to ``ptr``, a multiple of their size, in the same way."""
+    count = cute.size(rWords)
+    vector = "" if count == 1 else f".v{count}"
+    registers = ", ".join(f"{{$r{i + 1}}}" for i in range(count))
+    values = registers if count == 1 else f"{{{registers}}}"
     cute.arch.inline_ptx(
-        "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[ptr.toint(), rWords[0], rWords[1], rWords[2], rWords[3]],
+        f"st.global{vector}.b32 [{{$r0}}], {values};",
+        read_only_args=[ptr.toint(), *(rWords[i] for i in range(count))],
         predicate=is_stored,
+    )
+
+
+@cute.jit
+def store_byte_if(is_stored: Boolean, byte: Uint32, ptr: cute.Pointer) -> None:
+    """The lowest 8 bits of a register to ``ptr``, in the same way."""
+    cute.arch.inline_ptx(
+        "st.global.b8 [{$r0}], {$r1};", read_only_args=[ptr.toint(), byte], predicate=is_stored
     )

@@ -12,8 +12,6 @@ Requires:  D a multiple of 8; innermost strides 1, the others multiples of 8; 16
 Source:    written for this project; behaviour after the gated attention block of cudnn-frontend.
 """
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
@@ -23,52 +21,10 @@ from cutlass.cute.runtime import make_fake_tensor
 from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.masked_store import store_16_if
 from cudnn_blocks.stages.device.sigmoid import gated
+from cudnn_blocks.stages.gate.portable_config import VEC, SigmoidGateConfig
 
-VEC = 8  # channels of one 16-byte access
 PAIRS = 4  # registers of one access
 VEC_BYTES = 16
-THREADS = 256
-TOKENS = 2
-
-
-@dataclass(frozen=True)
-class SigmoidGateConfig:
-    """Compile-time facts of one specialisation; ``from_geometry`` is the only chooser."""
-
-    dtype: str
-    """``bf16`` or ``fp16``."""
-    h_q: int
-    d_head: int
-    tokens: int
-    """Neighbouring tokens of one thread."""
-    threads: int
-    use_pdl: bool
-
-    @classmethod
-    def from_geometry(cls, target, *, dtype, h_q, d_head) -> "SigmoidGateConfig":
-        return cls(
-            dtype=dtype,
-            h_q=h_q,
-            d_head=d_head,
-            tokens=TOKENS,
-            threads=THREADS,
-            use_pdl=target.sm >= 90,
-        )
-
-    @property
-    def head_vecs(self) -> int:
-        """Vectors of a head."""
-        return self.d_head // VEC
-
-    @property
-    def token_vecs(self) -> int:
-        """Vectors of a token."""
-        return self.h_q * self.head_vecs
-
-
-def smem_bytes(config: SigmoidGateConfig) -> int:
-    """Shared memory of one CTA: none."""
-    return 0
 
 
 class SigmoidGateKernel:

@@ -11,6 +11,7 @@ from typing import Any
 from cudnn_blocks.reference.sigmoid_gate import sigmoid_gate
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, UpTo
+from cudnn_blocks.stages.gate import portable_config
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
@@ -76,13 +77,13 @@ class SigmoidGateStage(KernelStage):
         self.modes = modes
 
     def _choose_kernel(self) -> KernelChoice:
-        from cudnn_blocks.stages.gate import portable
-
-        config = portable.SigmoidGateConfig.from_geometry(
+        config = portable_config.SigmoidGateConfig.from_geometry(
             self.target, **dataclasses.asdict(self.modes)
         )
         return KernelChoice(
-            portable.SigmoidGateKernel, config, portable.fake_operands, portable.smem_bytes
+            "cudnn_blocks.stages.gate.portable.SigmoidGateKernel",
+            config,
+            portable_config.smem_bytes(config),
         )
 
     def run_reference(self, operands: Sequence[Any]) -> None:

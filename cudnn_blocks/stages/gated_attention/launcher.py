@@ -17,52 +17,17 @@ Requires:  operands as docs/gated_attention.md has them, tables of at least S ro
 Source:    written for this project.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, const_expr
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
 
 from cudnn_blocks.stages.device.dtypes import DTYPES
+from cudnn_blocks.stages.gated_attention.launcher_config import LauncherConfig
+from cudnn_blocks.stages.kernel_cache import resolve
 
 VEC = 8  # elements of one 16-byte access
 ALIGN_BYTES = 16
 REGION_ALIGN_BYTES = 256
-
-
-@dataclass(frozen=True)
-class Step:
-    """One kernel of the block: its class and its specialisation."""
-
-    slot: str
-    kernel: Callable[[Any], Any]
-    config: object
-
-
-@dataclass(frozen=True)
-class LauncherConfig:
-    """Compile-time facts; the steps' own configs hold everything else."""
-
-    steps: tuple[Step, ...]
-    """In launch order; the slots say which fusions took place."""
-    dtype: str
-    d_model: int
-    h_q: int
-    h_kv: int
-    d_head: int
-    rope_dim: int
-    table_multiple: int
-    """Elements that the strides of the tables are multiples of."""
-    has_norm: bool
-    has_lse: bool
-    has_seq_lens: bool
-
-    @property
-    def n_qkvg(self) -> int:
-        """Columns of the slab."""
-        return 2 * (self.h_q + self.h_kv) * self.d_head
 
 
 class GatedAttentionLauncher:
@@ -70,7 +35,7 @@ class GatedAttentionLauncher:
 
     def __init__(self, config: LauncherConfig):
         self.config = config
-        self.kernels = {step.slot: step.kernel(step.config) for step in config.steps}
+        self.kernels = {step.slot: resolve(step.kernel)(step.config) for step in config.steps}
 
     @cute.jit
     def __call__(

@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GEMM kernels do with their accumulators, as compile-time facts."""
+"""What the GEMM kernels multiply and do with their accumulators, as compile-time facts."""
 
 import math
 from dataclasses import dataclass
 
+E4M3 = "e4m3"
+"""Operands that are codes: a sum times the factor alpha is the product, and y is BF16."""
 D_HEADS = (64, 128, 256)
 """Heads that the norm + RoPE epilogue serves."""
+
+PROMOTE_EVERY = 1
+"""Stages of 128 codes whose sums the Hopper kernel keeps in the tensor cores; 0 for all of K."""
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of an element of x and w."""
+    return 1 if dtype == E4M3 else 2
 
 
 @dataclass(frozen=True)
@@ -42,3 +52,31 @@ class NormRope:
     def __str__(self) -> str:
         norm = "QK-norm" if self.has_norm else "no norm"
         return f"{norm} and RoPE of {self.rope_dim} of {self.d_head} channels in the epilogue"
+
+
+class OperandTypes:
+    """What follows from a config's ``dtype``, which is that of x and w."""
+
+    dtype: str
+    has_alpha: bool
+    norm_rope: NormRope | None
+
+    @property
+    def has_codes(self) -> bool:
+        """Q, K and V become codes, and GATE is a result of its own."""
+        return self.is_fp8 and self.norm_rope is not None
+
+    @property
+    def is_scaled(self) -> bool:
+        """A factor makes the sums of codes values; other products have one on request."""
+        return self.is_fp8 or self.has_alpha
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether x and w are codes."""
+        return self.dtype == E4M3
+
+    @property
+    def output_dtype(self) -> str:
+        """Of y."""
+        return "bf16" if self.is_fp8 else self.dtype

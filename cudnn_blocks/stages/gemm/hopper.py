@@ -5,12 +5,19 @@
     y[m, n]   = A(acc)                                      plain, and the bands GATE and V
     y[m, n]   = A(rope(acc * rsqrt(mean(acc**2) + eps) * norm_weight))      bands Q and K
 
-A rounds to the activation dtype, once. The mean is over a head; norm and RoPE are FP32.
+A rounds to the activation dtype, once. The mean is over a head; norm and RoPE are FP32. With a
+factor all of it works on ``alpha * acc``, rounded to FP32; e4m3 codes have one, and become BF16:
+
+    q8, k8, v8 = sat_e4m3(FP32 result * scale of the band)      GATE stays BF16, on its own
+
+K of codes goes in steps of 32. The tensor cores keep some 14 bits of their sums, which are added to
+FP32 registers every ``promote_every`` stages of 128 codes; 0 leaves all of K to them.
 
 Grid:           persistent, one CTA per SM; clusters take items of a static schedule
                 (hopper_schedule).
 Tile:           m x n outputs of a CTA from a table (hopper_tiles). Both consumer warpgroups share
-                it, or each has its own and they take turns to multiply (ping-pong).
+                it, or each has its own and they take turns to multiply (ping-pong). Where sums
+                are promoted, one adds while the other multiplies.
 Warp roles:     warps 0-7    two consumer warpgroups: wgmma m64 x n x k16, then the epilogue.
                 warp 8       TMA loads of x and w.
                 warps 9-11   nothing; they complete the warpgroup whose registers are given away.
@@ -23,8 +30,8 @@ Cluster:        CTAs of neighbouring rows load slices of w for each other, those
 Overlap:        with PDL the next grid may start at once; all memory is touched after the wait.
 Shared memory:  stages, two boxes of output per warp, norm weights, row sums, barriers:
                 ``smem_bytes``, at most 227 KiB.
-Requires:       x, w and y 16-byte aligned with row pitches that are multiples of 8; K and N
-                multiples of 8; B * S up to 2**31 - 1 rows.
+Requires:       x, w and y 16-byte aligned with row pitches that are multiples of 8, of 16 for
+                codes; K and N multiples of 8, K of codes of 16; B * S up to 2**31 - 1 rows.
 Source:         written for this project; behaviour after the fused projection of cudnn-frontend's
                 gated attention block. No code copied.
 """
@@ -47,11 +54,11 @@ from cutlass.pipeline import (
 )
 
 from cudnn_blocks.stages.device.dtypes import DTYPES
+from cudnn_blocks.stages.gemm.hopper_codes import CodeRole
 from cudnn_blocks.stages.gemm.hopper_config import (
     CONSUMER_REGISTERS,
     CONSUMER_WARPGROUPS,
     CONSUMER_WARPS,
-    K_TILE,
     LOAD_WARP,
     NUM_THREADS,
     PRODUCER_REGISTERS,
@@ -77,6 +84,7 @@ from cudnn_blocks.stages.gemm.hopper_operands import (
 )
 from cudnn_blocks.stages.gemm.hopper_schedule import Thread, TileExtents, TileSchedule
 from cudnn_blocks.stages.gemm.portable_operands import (
+    CodedBands,
     NormRopeOperands,
     fake_operands,
     rows_of,
@@ -112,7 +120,7 @@ class GemmKernel:
 
     @cute.jit
     def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, stream):
-        self.launch(x, w, y, None, stream)
+        self.launch(x, w, y, None, None, stream)
 
     @cute.jit
     def launch(
@@ -121,25 +129,32 @@ class GemmKernel:
         w: cute.Tensor,
         y: cute.Tensor,
         operands: NormRopeOperands | None,
+        alpha: Float32 | None,
         stream,
     ):
         cfg = self.config
         mX, mY = rows_of(x), rows_of(y)
         tile = cfg.tile
-        extents = TileExtents.of(cfg, mY.shape[0], mY.shape[1])
+        columns = w.shape[0] if const_expr(cfg.has_codes) else mY.shape[1]
+        extents = TileExtents.of(cfg, mY.shape[0], columns)
         num_clusters = cutlass.min(extents.num_items, cfg.num_clusters)
         self.kernel(
             TmaOperands(
-                load_operand(mX, stages_layout(cfg, tile.m, 1), (tile.m, K_TILE), tile.cluster_n),
-                load_operand(w, stages_layout(cfg, tile.n, 1), (tile.n, K_TILE), tile.cluster_m),
+                load_operand(
+                    mX, stages_layout(cfg, tile.m, 1), (tile.m, cfg.k_tile), tile.cluster_n
+                ),
+                load_operand(
+                    w, stages_layout(cfg, tile.n, 1), (tile.n, cfg.k_tile), tile.cluster_m
+                ),
                 store_operand(mY),
             ),
             make_tiled_mma(cfg, cfg.fragment),
             make_tiled_mma(cfg, cfg.half_fragment),
             extents,
             mY.shape[0],
-            (mX.shape[1] - 1) // K_TILE + 1,
+            (mX.shape[1] - 1) // cfg.k_tile + 1,
             operands,
+            alpha,
         ).launch(
             grid=(num_clusters * tile.cluster_size, 1, 1),
             block=(NUM_THREADS, 1, 1),
@@ -159,6 +174,7 @@ class GemmKernel:
         num_rows: Int32,
         num_k: Int32,
         operands: NormRopeOperands | None,
+        alpha: Float32 | None,
     ):
         cfg, tile = self.config, self.config.tile
         tidx, _, _ = cute.arch.thread_idx()
@@ -196,7 +212,10 @@ class GemmKernel:
             if const_expr(operands is not None):
                 sums = self.sum_exchange(storage, schedule)
                 norm_rope = NormRopeRole(cfg, thread, num_rows, operands, storage.sW, sums)
-            epilogue = EpilogueRole(cfg, thread, tma.y, storage.sY, norm_rope)
+            codes = None
+            if const_expr(cfg.has_codes):
+                codes = CodeRole(cfg, thread, num_rows, operands.bands)
+            epilogue = EpilogueRole(cfg, thread, tma.y, storage.sY, norm_rope, alpha, codes)
             self.consume(tiled_mma, half_tiled_mma, storage, pipeline, epilogue, schedule, num_k)
         if const_expr(tile.cluster_size > 1):
             # No CTA leaves while another may still write to its shared memory.
@@ -257,10 +276,11 @@ class GemmKernel:
         warpgroups = cute.make_layout(fragment.warpgroups, stride=WARPGROUP_THREADS)
         place = thread.warpgroup if fragment.warpgroups > 1 else 0
         thr_mma = tiled_mma.get_slice(warpgroups(place))
+        k_tile = self.config.k_tile
         sA = cute.make_tensor(
             storage.sX.iterator,
             cute.make_layout(
-                (fragment.rows, K_TILE, tile.num_stages), stride=(K_TILE, 1, tile.m * K_TILE)
+                (fragment.rows, k_tile, tile.num_stages), stride=(k_tile, 1, tile.m * k_tile)
             ),
         )
         return MmaRole(
@@ -296,7 +316,12 @@ class GemmKernel:
             (STORE_COLUMNS, WARP_ROWS, (STORE_BUFFERS, CONSUMER_WARPS)),
             stride=(1, STORE_COLUMNS, (box, STORE_BUFFERS * box)),
         )
-        sY = smem.allocate_tensor(dtype, layout, byte_alignment=SMEM_ALIGN_BYTES, swizzle=swizzle())
+        sY = smem.allocate_tensor(
+            DTYPES[cfg.output_dtype],
+            layout,
+            byte_alignment=SMEM_ALIGN_BYTES,
+            swizzle=swizzle(),
+        )
         sW, sSum, sum_barriers = None, None, None
         if cfg.weight_elements:
             layout = cute.make_layout((cfg.weight_elements // 2, 2))
@@ -335,6 +360,14 @@ class GemmKernel:
             sW[tidx, 1] = operands.mWk[tidx].to(Float32)
 
 
+class GemmScaledKernel(GemmKernel):
+    """A plain product with a factor, as codes have it; see the module docstring."""
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, alpha: Float32, stream):
+        self.launch(x, w, y, None, alpha, stream)
+
+
 class GemmNormRopeKernel(GemmKernel):
     """The fused projection; see the module docstring."""
 
@@ -353,4 +386,33 @@ class GemmNormRopeKernel(GemmKernel):
     ):
         seq_len = cute.fast_divmod_create_divisor_v2(x.shape[1])
         operands = NormRopeOperands(w_q_norm, w_k_norm, cos, sin, seq_len, eps)
-        self.launch(x, w, y, operands, stream)
+        self.launch(x, w, y, operands, None, stream)
+
+
+class GemmCodedNormRopeKernel(GemmKernel):
+    """The fused projection of codes, whose Q, K and V become codes too."""
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Tensor,
+        w: cute.Tensor,
+        q8: cute.Tensor,
+        k8: cute.Tensor,
+        v8: cute.Tensor,
+        gate: cute.Tensor,
+        w_q_norm: cute.Tensor | None,
+        w_k_norm: cute.Tensor | None,
+        cos: cute.Tensor | None,
+        sin: cute.Tensor | None,
+        eps: Float32,
+        alpha: Float32,
+        scale_q: Float32,
+        scale_k: Float32,
+        scale_v: Float32,
+        stream,
+    ):
+        seq_len = cute.fast_divmod_create_divisor_v2(x.shape[1])
+        bands = CodedBands(rows_of(q8), rows_of(k8), rows_of(v8), scale_q, scale_k, scale_v)
+        operands = NormRopeOperands(w_q_norm, w_k_norm, cos, sin, seq_len, eps, bands)
+        self.launch(x, w, gate, operands, alpha, stream)

@@ -4,16 +4,16 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cudnn_blocks.stages.gemm.epilogues import NormRope
+from cudnn_blocks.stages.gemm.epilogues import NormRope, OperandTypes, element_bytes
 from cudnn_blocks.stages.gemm.hopper_tiles import JOINED_COLUMNS, Tile, choose_tile
 
 if TYPE_CHECKING:
     from cudnn_blocks.target import Target
 
-ELEMENT_BYTES = 2
+OUTPUT_BYTES = 2
 FLOAT_BYTES = 4
-K_TILE = 64  # elements of K in a stage: a 128-byte swizzle row
-MMA_K = 16
+ROW_BYTES = 128  # of K in a stage: a swizzle row
+MMA_K_BYTES = 32
 MMA_M = 64
 
 WARP_THREADS = 32
@@ -67,15 +67,19 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class GemmKernelConfig:
+class GemmKernelConfig(OperandTypes):
     """Compile-time facts of one specialisation; ``from_geometry`` is the only chooser."""
 
     dtype: str
+    """Of x and w."""
     tile: Tile
     norm_rope: NormRope | None
     """QK-norm and RoPE of the projection slab, or None for a plain product."""
     num_clusters: int
     """Clusters of the persistent grid: as many as the device holds."""
+    promote_every: int = 0
+    """Stages of K after which the tensor cores' sums go into FP32 registers; 0 for never."""
+    has_alpha: bool = False
 
     @classmethod
     def from_geometry(
@@ -87,10 +91,14 @@ class GemmKernelConfig:
         *,
         dtype: str,
         norm_rope: NormRope | None = None,
+        promote_every: int = 0,
+        has_alpha: bool = False,
     ) -> "GemmKernelConfig":
         """Chooses the tile for the largest ``M x N x K``; the extents themselves are dynamic."""
-        tile = choose_tile(m, n, k, target.num_sms, norm_rope)
-        return cls(dtype, tile, norm_rope, target.num_sms // tile.cluster_size)
+        depth = k * element_bytes(dtype) // OUTPUT_BYTES  # as long as so much K of 16-bit elements
+        tile = choose_tile(m, n, depth, target.num_sms, norm_rope, promote_every > 0)
+        num_clusters = target.num_sms // tile.cluster_size
+        return cls(dtype, tile, norm_rope, num_clusters, promote_every, has_alpha)
 
     # The tile.
 
@@ -114,9 +122,14 @@ class GemmKernelConfig:
     # Pipeline.
 
     @property
+    def k_tile(self) -> int:
+        """Elements of K in a stage."""
+        return ROW_BYTES // element_bytes(self.dtype)
+
+    @property
     def stage_bytes(self) -> int:
         """TMA bytes that fill a stage, from whichever CTA; the load warp's arrival expects them."""
-        return (self.tile.m + self.tile.n) * K_TILE * ELEMENT_BYTES
+        return (self.tile.m + self.tile.n) * ROW_BYTES
 
     @property
     def empty_arrivals(self) -> int:
@@ -130,10 +143,11 @@ class GemmKernelConfig:
     def prefetches_tables(self) -> bool:
         """Cosines and sines are loaded before the mainloop and wait in registers.
 
-        In ping-pong the other warpgroup's products hide their latency.
+        In ping-pong the other warpgroup's products hide their latency; where sums are promoted, two
+        blocks leave no registers.
         """
-        facts = self.norm_rope
-        if facts is None or self.tile.is_pingpong:
+        facts, is_promoted = self.norm_rope, self.promote_every > 0
+        if facts is None or self.tile.is_pingpong or (is_promoted and self.fragment.blocks > 1):
             return False
         return 0 < facts.rope_dim <= MAX_PREFETCHED_TABLE
 
@@ -166,7 +180,7 @@ class GemmKernelConfig:
 
 def smem_bytes(config: GemmKernelConfig) -> int:
     """Shared memory of one CTA, as ``GemmKernel.allocate`` lays it out."""
-    staging = CONSUMER_WARPS * STORE_BUFFERS * WARP_ROWS * STORE_COLUMNS * ELEMENT_BYTES
+    staging = CONSUMER_WARPS * STORE_BUFFERS * WARP_ROWS * STORE_COLUMNS * OUTPUT_BYTES
     floats = config.weight_elements + config.sum_elements
     barriers = 2 * config.tile.num_stages + config.sum_barriers
     stages = config.tile.num_stages * config.stage_bytes

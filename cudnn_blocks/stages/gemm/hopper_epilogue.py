@@ -13,6 +13,7 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync, warp
 
 from cudnn_blocks.stages.device.tma import TmaOperand
+from cudnn_blocks.stages.gemm.hopper_codes import CodeRole
 from cudnn_blocks.stages.gemm.hopper_config import (
     STORE_BUFFERS,
     STORE_COLUMNS,
@@ -37,6 +38,10 @@ class EpilogueRole:
     sY: cute.Tensor
     """(COLUMN, ROW, (BUFFER, WARP)): boxes on their way out."""
     norm_rope: NormRopeRole | None
+    alpha: Float32 | None
+    """Factor of the sums, where there is one."""
+    codes: CodeRole | None
+    """Stores of Q, K and V as codes."""
 
     @cute.jit
     def prepare(self, fragment: cutlass.Constexpr[Fragment], origin: TileOrigin):
@@ -60,6 +65,8 @@ class EpilogueRole:
         ``exchanges`` counts the warpgroup's tiles whose sums the other CTA had to show; returned is
         the count with this tile.
         """
+        if const_expr(self.alpha is not None):
+            tCrC.store(tCrC.load() * self.alpha)
         role, rHeads, rScale = self.norm_rope, None, None
         if const_expr(role is not None):
             rHeads = role.heads_of(tCrC, fragment)
@@ -88,22 +95,45 @@ class EpilogueRole:
             stride=(1, 2, 4, 8, STORE_COLUMNS // 2, fragment.columns // 2),
         )
         rAcc = cute.make_tensor(tCrC.iterator, layout)  # (E, R, J, PAIR, GROUP, BLOCK)
-        dtype = self.sY.element_type
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(num_matrices=4), dtype)
         row = origin.row + self.thread.block_row(fragment, block)
         for g in cutlass.range_constexpr(groups):
             buffer = (block * groups + g) % STORE_BUFFERS
             # An odd number of boxes ends in the buffer that the next tile begins with.
             follows = block + g > 0 or fragment.blocks * groups % STORE_BUFFERS == 0
             pending = STORE_BUFFERS - 1 if const_expr(follows) else 0
-            cute.arch.cp_async_bulk_wait_group(pending, read=True)
-            cute.arch.sync_warp()
-            for pair in cutlass.range_constexpr(STORE_COLUMNS // 16):
-                rY = round_matrices(rAcc[None, None, None, pair, g, block], dtype)
-                cute.copy(atom, rY, self.matrix_row(buffer, pair))
-            cute.arch.fence_proxy("async.shared", space="cta")
-            cute.arch.sync_warp()
-            self.send(buffer, self.thread.first_column(fragment, origin) + g * STORE_COLUMNS, row)
+            rGroup = rAcc[None, None, None, None, g, block]
+            column = self.thread.first_column(fragment, origin) + g * STORE_COLUMNS
+            if const_expr(self.codes is None):
+                self.store_box(rGroup, column, row, buffer, pending)
+            else:
+                facts = self.config.norm_rope
+                if self.codes.bands.is_gate(facts, column):
+                    # Boxes that are left out would upset the count of those before this one.
+                    gate_column = column - facts.h_q * facts.d_head
+                    self.store_box(rGroup, gate_column, row, buffer, 0)
+                else:
+                    self.codes.store(rGroup, column, row)
+
+    @cute.jit
+    def store_box(
+        self,
+        rGroup: cute.Tensor,
+        column: Int32,
+        row: Int32,
+        buffer: cutlass.Constexpr[int],
+        pending: cutlass.Constexpr[int],
+    ):
+        """64 columns ``(E, R, J, PAIR)``, once all boxes but the last ``pending`` have left."""
+        dtype = self.sY.element_type
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(num_matrices=4), dtype)
+        cute.arch.cp_async_bulk_wait_group(pending, read=True)
+        cute.arch.sync_warp()
+        for pair in cutlass.range_constexpr(STORE_COLUMNS // 16):
+            rY = round_matrices(rGroup[None, None, None, pair], dtype)
+            cute.copy(atom, rY, self.matrix_row(buffer, pair))
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        self.send(buffer, column, row)
 
     def matrix_row(self, buffer: int, pair: int) -> cute.Tensor:
         """The row of an 8 x 8 matrix that this lane addresses for ``stmatrix``.

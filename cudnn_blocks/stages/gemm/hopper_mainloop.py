@@ -20,11 +20,12 @@ from cutlass.pipeline import (
 )
 
 from cudnn_blocks.stages.device.dtypes import DTYPES
+from cudnn_blocks.stages.gemm.epilogues import element_bytes
 from cudnn_blocks.stages.gemm.hopper_config import (
     CONSUMER_THREADS,
-    K_TILE,
-    MMA_K,
+    MMA_K_BYTES,
     MMA_M,
+    ROW_BYTES,
     Fragment,
     GemmKernelConfig,
 )
@@ -68,10 +69,10 @@ class LoadRole:
         while item < schedule.extents.num_items:
             origin = schedule.tile(item)
             tXsX, tXgX = partition_load(
-                tma.x, self.sX, origin.row, tile.m, schedule.rank_n, tile.cluster_n
+                tma.x, self.sX, origin.row, (tile.m, cfg.k_tile), schedule.rank_n, tile.cluster_n
             )
             tWsW, tWgW = partition_load(
-                tma.w, self.sB, origin.column, tile.n, schedule.rank_m, tile.cluster_m
+                tma.w, self.sB, origin.column, (tile.n, cfg.k_tile), schedule.rank_m, tile.cluster_m
             )
             for k in cutlass.range(num_k, unroll=1):
                 pipeline.producer_acquire(stage)
@@ -125,6 +126,20 @@ class MmaRole:
         parity of a barrier tells one phase from the next one only; ``is_first`` and ``has_next``
         say whether the CTA has a tile before and behind this one.
         """
+        if const_expr(self.config.promote_every > 0):
+            return self.run_promoted(tiled_mma, stage, num_k)
+        return self.run_in_one(tiled_mma, stage, num_k, is_first, has_next)
+
+    @cute.jit
+    def run_in_one(
+        self,
+        tiled_mma: cute.TiledMma,
+        stage: PipelineState,
+        num_k: Int32,
+        is_first: Boolean,
+        has_next: Boolean,
+    ) -> PipelineState:
+        """All of K in the tensor cores' sums."""
         pipeline, tCrA, tCrB, tCrC = self.pipeline, self.tCrA, self.tCrB, self.tCrC
         is_pingpong = self.config.tile.is_pingpong
         read = stage.clone()
@@ -138,7 +153,7 @@ class MmaRole:
         for k_tile in cutlass.range(num_k, unroll=1):
             pipeline.consumer_wait(stage)
             warpgroup.fence()
-            for k in cutlass.range_constexpr(K_TILE // MMA_K):
+            for k in cutlass.range_constexpr(ROW_BYTES // MMA_K_BYTES):
                 tCrA_k = tCrA[None, None, k, stage.index]
                 tCrB_k = tCrB[None, None, k, stage.index]
                 cute.gemm(tiled_mma, tCrC, tCrA_k, tCrB_k, tCrC)
@@ -159,16 +174,53 @@ class MmaRole:
         pipeline.consumer_release(read)
         return stage
 
+    @cute.jit
+    def run_promoted(
+        self, tiled_mma: cute.TiledMma, stage: PipelineState, num_k: Int32
+    ) -> PipelineState:
+        """As :meth:`run`, with the sums of every few stages added to ``tCrC`` in FP32.
+
+        The tensor cores keep some 14 bits of an FP8 product's sum. Block by block, a few stages'
+        sums go into registers of their own; the other warpgroup multiplies while they are added.
+        """
+        pipeline, tCrB, tCrC = self.pipeline, self.tCrB, self.tCrC
+        tCrA = cute.logical_divide(self.tCrA, (None, 1))  # (MMA, (1, BLOCK), MMA_K, STAGE)
+        every = self.config.promote_every
+        rPart = cute.make_rmem_tensor((tCrC.shape[0], 1, 1), Float32)
+        tCrC.fill(0.0)
+        for first in cutlass.range(0, num_k, every, unroll=1):
+            count = 1 if const_expr(every == 1) else cutlass.min(num_k - first, every)
+            for block in cutlass.range_constexpr(cute.size(tCrC, mode=[1])):
+                ahead = stage.clone()
+                tiled_mma.set(warpgroup.Field.ACCUMULATE, False)
+                for _ in cutlass.range(count, unroll=1):
+                    pipeline.consumer_wait(ahead)
+                    warpgroup.fence()
+                    for k in cutlass.range_constexpr(ROW_BYTES // MMA_K_BYTES):
+                        tCrA_k = tCrA[None, (None, block), k, ahead.index]
+                        tCrB_k = tCrB[None, None, k, ahead.index]
+                        cute.gemm(tiled_mma, rPart, tCrA_k, tCrB_k, rPart)
+                        tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
+                    warpgroup.commit_group()
+                    ahead.advance()
+                warpgroup.wait_group(0)
+                rSum = tCrC[None, block, 0]
+                for i in cutlass.range_constexpr(cute.size(rSum)):
+                    rSum[i] = rSum[i] + rPart[i]
+            for _ in cutlass.range(count, unroll=1):
+                pipeline.consumer_release(stage)
+                stage.advance()
+        return stage
+
 
 def make_tiled_mma(cfg: GemmKernelConfig, fragment: Fragment) -> cute.TiledMma:
     """Warpgroups along M, each with the tile's columns, or along N for one m64 block."""
-    op = warpgroup.MmaF16BF16Op(
-        DTYPES[cfg.dtype],
-        Float32,
-        (MMA_M, fragment.columns, MMA_K),
-        warpgroup.OperandSource.SMEM,
-        OperandMajorMode.K,
-        OperandMajorMode.K,
-    )
+    dtype, k_major = DTYPES[cfg.dtype], OperandMajorMode.K
+    shape = (MMA_M, fragment.columns, MMA_K_BYTES // element_bytes(cfg.dtype))
+    source = warpgroup.OperandSource.SMEM
+    if cfg.is_fp8:
+        op = warpgroup.MmaF8Op(dtype, dtype, Float32, shape, source, k_major, k_major)
+    else:
+        op = warpgroup.MmaF16BF16Op(dtype, Float32, shape, source, k_major, k_major)
     warpgroups = (fragment.warpgroups_m, fragment.warpgroups_n, 1)
     return cute.make_tiled_mma(cute.make_mma_atom(op), warpgroups)

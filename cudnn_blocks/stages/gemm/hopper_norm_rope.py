@@ -16,6 +16,7 @@ from cutlass import BFloat16, Boolean, Float32, Int32, Int64, const_expr
 from cudnn_blocks.stages.device.bf16 import widen
 from cudnn_blocks.stages.gemm.hopper_config import (
     FLOAT_BYTES,
+    MMA_M,
     SUM_COLUMNS,
     SUM_SLOTS,
     WARPGROUP_THREADS,
@@ -201,7 +202,8 @@ class NormRopeRole:
                     destination = sums.sSum.iterator + place
                     cute.arch.store_async_dsmem(destination, rBits[r, b], barrier, sums.peer)
         if thread.tidx % WARPGROUP_THREADS == 0:
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, fragment.rows * FLOAT_BYTES)
+            rows = MMA_M * fragment.blocks
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, rows * FLOAT_BYTES)
         cute.arch.mbarrier_wait(barrier, phase)
         for b in cutlass.range_constexpr(fragment.blocks):
             row = thread.block_row(fragment, b) + thread.lane // 4

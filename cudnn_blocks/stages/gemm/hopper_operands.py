@@ -13,7 +13,6 @@ from cutlass.cute.nvgpu import cpasync
 
 from cudnn_blocks.stages.device.tma import TmaOperand
 from cudnn_blocks.stages.gemm.hopper_config import (
-    K_TILE,
     STORE_COLUMNS,
     WARP_ROWS,
     GemmKernelConfig,
@@ -38,7 +37,8 @@ def stages_layout(cfg: GemmKernelConfig, rows: int, num_stages: int | None = Non
     """(ROW, K, STAGE), one 128-byte row after the other."""
     if num_stages is None:
         num_stages = cfg.tile.num_stages
-    return cute.make_layout((rows, K_TILE, num_stages), stride=(K_TILE, 1, rows * K_TILE))
+    k_tile = cfg.k_tile
+    return cute.make_layout((rows, k_tile, num_stages), stride=(k_tile, 1, rows * k_tile))
 
 
 def load_operand(mX: cute.Tensor, layout: cute.Layout, box, num_multicast: int) -> TmaOperand:
@@ -66,12 +66,12 @@ def partition_load(
     tma: TmaOperand,
     sX: cute.Tensor,
     first_row: Int32,
-    rows: cutlass.Constexpr[int],
+    box: cutlass.Constexpr[tuple[int, int]],
     rank: Int32,
     num_multicast: cutlass.Constexpr[int],
 ):
     """(BOX, STAGE) of shared memory; (BOX, K_TILE) of the tensor from a row on."""
-    gX = cute.local_tile(cute.domain_offset((first_row, 0), tma.tensor), (rows, K_TILE), (0, None))
+    gX = cute.local_tile(cute.domain_offset((first_row, 0), tma.tensor), box, (0, None))
     return cpasync.tma_partition(
         tma.atom,
         rank if const_expr(num_multicast > 1) else 0,

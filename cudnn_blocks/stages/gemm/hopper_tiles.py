@@ -62,9 +62,13 @@ class Tile:
         return self.cluster_m * self.cluster_n
 
     def __str__(self) -> str:
+        return self.describe(64)
+
+    def describe(self, k_tile: int) -> str:
+        """The tile, with the elements of K that a stage holds."""
         shared = f", cluster {self.cluster_m}x{self.cluster_n}" if self.cluster_size > 1 else ""
         pingpong = ", ping-pong" if self.is_pingpong else ""
-        return f"{self.m}x{self.n}x64 tiles, {self.num_stages} stages{shared}{pingpong}"
+        return f"{self.m}x{self.n}x{k_tile} tiles, {self.num_stages} stages{shared}{pingpong}"
 
 
 TILES = (
@@ -75,12 +79,23 @@ TILES = (
     Tile(64, 128, 8, k_cost=1.35, long_k_cost=1.35),
 )
 """The rows; the second holds halves of heads of 256, the fourth whole ones."""
+PROMOTED_TILES = (
+    Tile(256, 128, 4, cluster_n=2),
+    Tile(256, 128, 3, cluster_n=2, k_cost=1.02),
+    Tile(128, 128, 5, cluster_n=2, k_cost=1.05, epilogue=110),
+    Tile(128, 128, 6, k_cost=1.08, epilogue=110),
+    Tile(64, 128, 8, k_cost=1.35, epilogue=110),
+)
+"""Rows whose warpgroups have registers for the sums of an m64 block on their way to FP32; the
+second and third leave room for what halves of heads of 256 share. The costs are estimates."""
 
 
 def serves(tile: Tile, norm_rope: NormRope | None) -> bool:
     """Whether a warpgroup holds whole heads, or halves whose pairs of channels are not apart."""
     if norm_rope is None:
         return True
+    if tile.m > 128 and tile.num_stages > 3 and norm_rope.d_head > tile.n:
+        return False  # no shared memory left for the norm weights and sums of a pair of CTAs
     is_split = tile.splits_tail or (tile.m == 64 and not tile.is_pingpong)
     columns = tile.n // 2 if is_split else tile.n
     if columns % norm_rope.d_head == 0:
@@ -89,8 +104,18 @@ def serves(tile: Tile, norm_rope: NormRope | None) -> bool:
     return is_joined and not is_split and norm_rope.rope_dim <= columns
 
 
-def choose_tile(m: int, n: int, k: int, num_sms: int, norm_rope: NormRope | None) -> Tile:
-    """The cheapest row of ``TILES`` that serves ``M x N x K``; ties go to the first."""
+def choose_tile(
+    m: int,
+    n: int,
+    k: int,
+    num_sms: int,
+    norm_rope: NormRope | None,
+    is_promoted: bool = False,
+) -> Tile:
+    """The cheapest row that serves ``M x N x K``; ties go to the first.
+
+    K counts 16-bit elements. ``is_promoted``: a row of ``PROMOTED_TILES``, else of ``TILES``.
+    """
     is_long = m * n >= LONG_WAVES * num_sms * 128 * 256
 
     def time(tile: Tile) -> float:
@@ -101,7 +126,8 @@ def choose_tile(m: int, n: int, k: int, num_sms: int, norm_rope: NormRope | None
         depth = k * (tile.long_k_cost if is_long else tile.k_cost) + tile.epilogue
         return (waves + (last if rest else 0.0)) * tile.m * tile.n * depth
 
-    return min((tile for tile in TILES if serves(tile, norm_rope)), key=time)
+    rows = PROMOTED_TILES if is_promoted else TILES
+    return min((tile for tile in rows if serves(tile, norm_rope)), key=time)
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -5,7 +5,13 @@
     y[m, n]   = A(acc)                                      plain, and the bands GATE and V
     y[m, n]   = A(rope(acc * rsqrt(mean(acc**2) + eps) * norm_weight))      bands Q and K
 
-A rounds to the activation dtype, once. The mean is over a head; norm and RoPE are FP32.
+A rounds to the activation dtype, once. The mean is over a head; norm and RoPE are FP32. With a
+factor all of it works on ``alpha * acc``, rounded to FP32; e4m3 codes have one, and become BF16:
+
+    q8, k8, v8 = sat_e4m3(FP32 result * scale of the band)      GATE stays BF16, on its own
+
+Codes are copied and loaded as pairs, as 16-bit values are, and become BF16 in registers: 4 of a
+lane's neighbouring codes are two operands, in an order of K that x and w share.
 
 Grid:          x only, one CTA per tile of ``m x n``; groups of tiles along M, M fastest in a group,
                then N. mma.sync m16n8k16.
@@ -19,8 +25,8 @@ Epilogue:      16 rows of every warp at a time through shared memory; then ``n /
                row, 8 columns each, and store them as 16 bytes. The row sum is a butterfly, and the
                other channel of a pair is read from the row.
 Overlap:       with PDL the next grid may start at once; all memory is touched after the wait.
-Requires:      x, w and y 16-byte aligned with row pitches that are multiples of 8; K and N
-               multiples of 8; B * S up to 2**31 - 2**16 rows.
+Requires:      x, w and y 16-byte aligned with row pitches that are multiples of 8, of 16 for codes;
+               K and N multiples of 8, K of codes of 16; B * S up to 2**31 - 2**16 rows.
 Source:        written for this project; behaviour after the fused projection of cudnn-frontend's
                gated attention block. No code copied.
 """
@@ -29,12 +35,15 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, const_expr
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32, const_expr
 from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 
+from cudnn_blocks.stages.device.codes import encode_e4m3x4
 from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
 from cudnn_blocks.stages.device.dtypes import DTYPES
+from cudnn_blocks.stages.device.masked_store import store_words_if
+from cudnn_blocks.stages.device.packed_codes import e4m3_to_bf16
 from cudnn_blocks.stages.gemm.portable_config import (
     K_TILE,
     K_VECS,
@@ -48,6 +57,7 @@ from cudnn_blocks.stages.gemm.portable_config import (
     smem_bytes,
 )
 from cudnn_blocks.stages.gemm.portable_operands import (
+    CodedBands,
     NormRopeOperands,
     fake_operands,
     rows_of,
@@ -72,7 +82,7 @@ class GemmKernel:
 
     @cute.jit
     def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, stream):
-        self.launch(x, w, y, None, stream)
+        self.launch(x, w, y, None, None, stream)
 
     @cute.jit
     def launch(
@@ -81,13 +91,17 @@ class GemmKernel:
         w: cute.Tensor,
         y: cute.Tensor,
         operands: NormRopeOperands | None,
+        alpha: Float32 | None,
         stream,
     ):
         cfg = self.config
         mX, mY = rows_of(x), rows_of(y)
+        if const_expr(cfg.is_fp8):
+            mX, w = code_pairs(mX), code_pairs(w)
         tiles_m = (mY.shape[0] - 1) // cfg.tile.m + 1
-        tiles_n = (mY.shape[1] - 1) // cfg.tile.n + 1
-        self.kernel(mX, w, mY, operands, tiles_m, tiles_n).launch(
+        columns = w.shape[0] if const_expr(cfg.has_codes) else mY.shape[1]
+        tiles_n = (columns - 1) // cfg.tile.n + 1
+        self.kernel(mX, w, mY, operands, alpha, tiles_m, tiles_n).launch(
             grid=(tiles_m * tiles_n, 1, 1),
             block=(cfg.threads, 1, 1),
             stream=stream,
@@ -101,6 +115,7 @@ class GemmKernel:
         mW: cute.Tensor,
         mY: cute.Tensor,
         operands: NormRopeOperands | None,
+        alpha: Float32 | None,
         tiles_m: Int32,
         tiles_n: Int32,
     ):
@@ -115,12 +130,12 @@ class GemmKernel:
         sChunk = smem.allocate_tensor(
             Float32, cute.make_layout(smem_bytes(cfg) // 4), byte_alignment=128
         )
-        stages = cute.recast_ptr(sChunk.iterator, dtype=DTYPES[cfg.dtype])
+        stages = cute.recast_ptr(sChunk.iterator, dtype=DTYPES[cfg.output_dtype])
         sStages = cute.make_tensor(
             stages, cute.make_layout(cfg.stage_elements * cfg.tile.num_stages)
         )
         tCrC = self.accumulate(mX, mW, sStages, origin, tidx)
-        self.finish(tCrC, sChunk, mY, operands, origin, tidx)
+        self.finish(tCrC, sChunk, mY, operands, alpha, origin, tidx)
 
     @cute.jit
     def tile_origin(self, tile: Int32, tiles_m: Int32, tiles_n: Int32) -> TileOrigin:
@@ -145,7 +160,7 @@ class GemmKernel:
             self.copy_stage(mX, mW, sStages, Int32(s), Int32(s), origin, tidx)
             cute.arch.cp_async_commit_group()
         mma_atom = cute.make_mma_atom(
-            warp.MmaF16BF16Op(DTYPES[cfg.dtype], Float32, (MMA_M, MMA_N, MMA_K))
+            warp.MmaF16BF16Op(DTYPES[cfg.output_dtype], Float32, (MMA_M, MMA_N, MMA_K))
         )
         layout = cute.make_layout(((2, 2), cfg.warp_m // MMA_M, cfg.warp_n // MMA_N))
         tCrC = cute.make_rmem_tensor(layout, Float32)
@@ -159,7 +174,12 @@ class GemmKernel:
                 if const_expr(k == 0):
                     self.copy_stage(mX, mW, sStages, write, k_tile + (num_stages - 1), origin, tidx)
                     cute.arch.cp_async_commit_group()
-                cute.gemm(mma_atom, tCrC, tCrA, tCrB, tCrC)
+                if const_expr(cfg.is_fp8):
+                    for half in cutlass.range_constexpr(2):
+                        tCrA_h, tCrB_h = decoded_fragments(tCrA, tCrB, half)
+                        cute.gemm(mma_atom, tCrC, tCrA_h, tCrB_h, tCrC)
+                else:
+                    cute.gemm(mma_atom, tCrC, tCrA, tCrB, tCrC)
             write = read
             read = read + 1 if read < num_stages - 1 else Int32(0)
         cute.arch.cp_async_wait_group(0)
@@ -197,7 +217,7 @@ class GemmKernel:
     def load_fragments(self, sStages, stage, k: cutlass.Constexpr[int], tidx: Int32):
         """Operands of the k-th k16 step of a stage; a lane gives the address of one row."""
         cfg = self.config
-        dtype = DTYPES[cfg.dtype]
+        dtype = DTYPES[cfg.output_dtype]
         ldmatrix_atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(num_matrices=4), dtype)
         lane = cute.arch.lane_idx()
         warp_m, warp_n = self.warp_position(tidx)
@@ -228,7 +248,7 @@ class GemmKernel:
     # Epilogue.
 
     @cute.jit
-    def finish(self, tCrC, sChunk, mY, operands, origin: TileOrigin, tidx: Int32):
+    def finish(self, tCrC, sChunk, mY, operands, alpha, origin: TileOrigin, tidx: Int32):
         """An m16 block of every warp at a time."""
         cfg = self.config
         for i in cutlass.range_constexpr(cfg.warp_m // MMA_M):
@@ -236,7 +256,7 @@ class GemmKernel:
                 cute.arch.sync_threads()
             self.stage_chunk(tCrC, sChunk, i, tidx)
             cute.arch.sync_threads()
-            self.finish_chunk(sChunk, mY, operands, origin, i, tidx)
+            self.finish_chunk(sChunk, mY, operands, alpha, origin, i, tidx)
 
     @cute.jit
     def stage_chunk(self, tCrC, sChunk, i: cutlass.Constexpr[int], tidx: Int32):
@@ -256,7 +276,14 @@ class GemmKernel:
 
     @cute.jit
     def finish_chunk(
-        self, sChunk, mY, operands, origin: TileOrigin, i: cutlass.Constexpr[int], tidx: Int32
+        self,
+        sChunk,
+        mY,
+        operands,
+        alpha,
+        origin: TileOrigin,
+        i: cutlass.Constexpr[int],
+        tidx: Int32,
     ):
         """Epilogue and stores of the chunk's rows; all lanes of a warp take part, stored or not."""
         cfg = self.config
@@ -269,13 +296,42 @@ class GemmKernel:
             start = place * cfg.chunk_pitch
             rX = cute.make_rmem_tensor(VEC, Float32)
             cute.autovec_copy(vector_view(sChunk, start + lane_column, VEC), rX)
+            if const_expr(alpha is not None):
+                rX.store(rX.load() * alpha)
             if const_expr(operands is not None):
                 self.norm_and_rope(rX, sChunk, start, operands, row, mY.shape[0], column, tidx)
-            if (row < mY.shape[0]) & (column < mY.shape[1]):
-                rY = cute.make_rmem_tensor(VEC, DTYPES[cfg.dtype])
-                rY.store(rX.load().to(DTYPES[cfg.dtype]))
-                offset = Int64(row) * mY.stride[0] + column
-                cute.autovec_copy(rY, vector_view(mY, offset, VEC))
+            if const_expr(cfg.has_codes):
+                is_gate = operands.bands.is_gate(cfg.norm_rope, column)
+                self.store_codes(rX, operands.bands, row, mY.shape[0], column)
+                gate_column = column - cfg.norm_rope.h_q * cfg.norm_rope.d_head
+                self.store_values(rX, mY, row, gate_column if is_gate else mY.shape[1])
+            else:
+                self.store_values(rX, mY, row, column)
+
+    @cute.jit
+    def store_values(self, rX: cute.Tensor, mY: cute.Tensor, row: Int32, column: Int32):
+        """8 columns of a row, rounded; nothing outside."""
+        dtype = DTYPES[self.config.output_dtype]
+        if (row < mY.shape[0]) & (column < mY.shape[1]):
+            rY = cute.make_rmem_tensor(VEC, dtype)
+            rY.store(rX.load().to(dtype))
+            offset = Int64(row) * mY.stride[0] + column
+            cute.autovec_copy(rY, vector_view(mY, offset, VEC))
+
+    @cute.jit
+    def store_codes(
+        self, rX: cute.Tensor, bands: CodedBands, row: Int32, num_rows: Int32, column: Int32
+    ):
+        """8 columns of a row of the bands Q, K and V, as codes."""
+        band = bands.band(self.config.norm_rope, column)
+        rScaled = cute.make_rmem_tensor((4, 2), Float32)
+        for e in cutlass.range_constexpr(VEC):
+            rScaled[e] = rX[e] * band.scale
+        rCodes = cute.make_rmem_tensor(2, Uint32)
+        for half in cutlass.range_constexpr(2):
+            rCodes[half] = encode_e4m3x4(rScaled[None, half], self.config.has_cvt)
+        is_stored = (row < num_rows) & band.is_inside
+        store_words_if(is_stored, rCodes, band.pointer(Int64(row) * band.pitch + band.column))
 
     @cute.jit
     def norm_and_rope(
@@ -359,6 +415,14 @@ class GemmKernel:
         return rT
 
 
+class GemmScaledKernel(GemmKernel):
+    """A plain product with a factor, as codes have it; see the module docstring."""
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, alpha: Float32, stream):
+        self.launch(x, w, y, None, alpha, stream)
+
+
 class GemmNormRopeKernel(GemmKernel):
     """The fused projection; see the module docstring."""
 
@@ -377,7 +441,76 @@ class GemmNormRopeKernel(GemmKernel):
     ):
         seq_len = cute.fast_divmod_create_divisor_v2(x.shape[1])
         operands = NormRopeOperands(w_q_norm, w_k_norm, cos, sin, seq_len, eps)
-        self.launch(x, w, y, operands, stream)
+        self.launch(x, w, y, operands, None, stream)
+
+
+class GemmCodedNormRopeKernel(GemmKernel):
+    """The fused projection of codes, whose Q, K and V become codes too."""
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Tensor,
+        w: cute.Tensor,
+        q8: cute.Tensor,
+        k8: cute.Tensor,
+        v8: cute.Tensor,
+        gate: cute.Tensor,
+        w_q_norm: cute.Tensor | None,
+        w_k_norm: cute.Tensor | None,
+        cos: cute.Tensor | None,
+        sin: cute.Tensor | None,
+        eps: Float32,
+        alpha: Float32,
+        scale_q: Float32,
+        scale_k: Float32,
+        scale_v: Float32,
+        stream,
+    ):
+        seq_len = cute.fast_divmod_create_divisor_v2(x.shape[1])
+        bands = CodedBands(rows_of(q8), rows_of(k8), rows_of(v8), scale_q, scale_k, scale_v)
+        operands = NormRopeOperands(w_q_norm, w_k_norm, cos, sin, seq_len, eps, bands)
+        self.launch(x, w, gate, operands, alpha, stream)
+
+
+def code_pairs(mX: cute.Tensor) -> cute.Tensor:
+    """``(ROW, K)`` of codes as ``(ROW, K / 2)`` of 16-bit pairs, which are copied like values."""
+    rows, columns = mX.shape
+    pitch = cute.assume(mX.stride[0] // 2, divby=VEC)
+    pairs = cute.recast_ptr(mX.iterator, dtype=BFloat16)
+    return cute.make_tensor(pairs, cute.make_layout((rows, columns // 2), stride=(pitch, 1)))
+
+
+@cute.jit
+def decoded_fragments(
+    tCrA: cute.Tensor, tCrB: cute.Tensor, half: cutlass.Constexpr[int]
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """BF16 operands of one of the two k16 steps that fragments of pairs of codes hold.
+
+    A lane has 4 neighbouring codes of a row where it would have a pair of values; both operands
+    have them in the same order, which is not memory's.
+    """
+    blocks_m, blocks_n = cute.size(tCrA, mode=[1]), cute.size(tCrB, mode=[1])
+    rPairs = cute.recast_tensor(tCrA, Uint32)
+    rRows = cute.make_tensor(rPairs.iterator, cute.make_layout((2, 2, blocks_m)))  # (ROW, HALF, M)
+    rColumns = cute.recast_tensor(tCrB, Uint32)  # (HALF, N)
+    rCodes = cute.make_rmem_tensor(2 * blocks_m + blocks_n, Uint32)
+    for i in cutlass.range_constexpr(2 * blocks_m):
+        rCodes[i] = rRows[i % 2, half, i // 2]
+    for j in cutlass.range_constexpr(blocks_n):
+        rCodes[2 * blocks_m + j] = rColumns[2 * j + half]
+    rValues = cute.make_rmem_tensor(2 * cute.size(rCodes), Uint32)
+    e4m3_to_bf16(rCodes, rValues)
+    rA = cute.make_rmem_tensor((2, 2, blocks_m), Uint32)  # (ROW, CODES, M)
+    for i in cutlass.range_constexpr(2 * blocks_m):
+        for codes in cutlass.range_constexpr(2):
+            rA[i % 2, codes, i // 2] = rValues[2 * i + codes]
+    a = cute.recast_ptr(rA.iterator, dtype=BFloat16)
+    b = cute.recast_ptr(rValues.iterator + 4 * blocks_m, dtype=BFloat16)
+    return (
+        cute.make_tensor(a, cute.make_layout(((2, 2, 2), blocks_m))),
+        cute.make_tensor(b, cute.make_layout(((2, 2), blocks_n))),
+    )
 
 
 def swizzled(row, vec):

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cudnn_blocks.stages.gemm.epilogues import NormRope
+from cudnn_blocks.stages.gemm.epilogues import NormRope, OperandTypes, element_bytes
 
 if TYPE_CHECKING:
     from cudnn_blocks.target import Target
@@ -36,7 +36,11 @@ class Tile:
     """Time per output relative to the largest tile, on an H200."""
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{K_TILE} tiles, {self.num_stages} stages"
+        return self.describe(K_TILE)
+
+    def describe(self, k_tile: int) -> str:
+        """The tile, with the elements of K that a stage holds."""
+        return f"{self.m}x{self.n}x{k_tile} tiles, {self.num_stages} stages"
 
 
 TILES = (
@@ -52,7 +56,7 @@ for them, and for two CTAs of the first row."""
 
 
 @dataclass(frozen=True)
-class GemmKernelConfig:
+class GemmKernelConfig(OperandTypes):
     """Compile-time facts of one specialisation; ``from_geometry`` is the only chooser."""
 
     dtype: str
@@ -60,6 +64,7 @@ class GemmKernelConfig:
     norm_rope: NormRope | None
     """QK-norm and RoPE of the projection slab, or None for a plain product."""
     use_pdl: bool
+    has_alpha: bool = False
 
     @classmethod
     def from_geometry(
@@ -71,16 +76,29 @@ class GemmKernelConfig:
         *,
         dtype: str,
         norm_rope: NormRope | None = None,
+        promote_every: int = 0,
+        has_alpha: bool = False,
     ) -> "GemmKernelConfig":
         """Chooses the tile for the largest ``M x N``; the extents themselves are dynamic."""
         del k  # every tile takes it in the same steps
+        del promote_every  # codes are multiplied in BF16, whose sums are FP32 as they are
 
         def time(tile: Tile) -> float:
             tiles = -(-m // tile.m) * -(-n // tile.n)
             return -(-tiles // target.num_sms) * tile.m * tile.n * tile.cost
 
         rows = [tile for tile in TILES if norm_rope is None or tile.n % norm_rope.d_head == 0]
-        return cls(dtype, min(rows, key=time), norm_rope, target.sm >= 90)
+        return cls(dtype, min(rows, key=time), norm_rope, target.sm >= 90, has_alpha)
+
+    @property
+    def k_tile(self) -> int:
+        """Elements of K in a stage: rows of 64 bytes."""
+        return K_TILE * ELEMENT_BYTES // element_bytes(self.dtype)
+
+    @property
+    def has_cvt(self) -> bool:
+        """Codes are made by the hardware: known where it has PDL, else integer arithmetic does."""
+        return self.use_pdl
 
     @property
     def threads(self) -> int:

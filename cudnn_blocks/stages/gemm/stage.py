@@ -10,11 +10,19 @@ from typing import Any
 import torch
 
 from cudnn_blocks.reference import gemm as reference
+from cudnn_blocks.reference.gated_attention_precision import fp8_projection
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, NoneOr, UpTo
 from cudnn_blocks.stages.cudnn_graph import CUDNN, declines_of, facts_of
 from cudnn_blocks.stages.cudnn_graph import SERVED as CUDNN_SERVED
-from cudnn_blocks.stages.gemm.epilogues import D_HEADS, NormRope
+from cudnn_blocks.stages.gemm import hopper_config, portable_config
+from cudnn_blocks.stages.gemm.epilogues import (
+    D_HEADS,
+    E4M3,
+    PROMOTE_EVERY,
+    NormRope,
+    element_bytes,
+)
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
@@ -26,19 +34,21 @@ DSL = DslRequirement((4, 8, 1))
 NUM_PLAIN = 3
 """Operands of a plain product."""
 VECTOR = 8
-"""Elements of a 16-byte access: rows and pitches are multiples of it."""
+"""16-bit elements of a 16-byte access: rows and pitches are multiples of it."""
+VECTOR_BYTES = 16
 MAX_ROWS = 2**31 - 2**16
 """Rows over B and S, which the kernels number in 32 bits."""
 
-_DTYPES: Mapping[str, Constraint] = {"dtype": OneOf(("bf16", "fp16"))}
+_DTYPES: Mapping[str, Constraint] = {"dtype": OneOf(("bf16", "fp16", E4M3))}
 _SIZES: Mapping[str, Constraint] = {
-    **_DTYPES,
     "n": MultipleOf(VECTOR),
     "k": MultipleOf(VECTOR),
     "rows": UpTo(MAX_ROWS),
 }
 _SERVED: Mapping[str, Constraint] = {
+    **_DTYPES,
     **_SIZES,
+    "k_bytes": MultipleOf(VECTOR_BYTES),
     "normed_d_head": NoneOr(OneOf(D_HEADS), "the projection, then qk_norm_rope"),
 }
 
@@ -52,13 +62,36 @@ class GemmModes:
     k: int
     """Columns of x."""
     dtype: str
-    """``bf16`` or ``fp16``."""
+    """Of x and w: ``bf16`` or ``fp16``, as all else; or ``e4m3``, and all else is BF16."""
     norm_rope: NormRope | None = None
     """Bands and modes of the fused epilogue, or None for a plain product."""
+    promote_every: int = PROMOTE_EVERY
+    """With codes, stages of 128 of them between additions in FP32; 0 for one at the end."""
+    has_alpha: bool = False
+    """A plain product of 16-bit values has a factor too."""
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether x and w are codes."""
+        return self.dtype == E4M3
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the kernel takes a factor."""
+        return self.is_fp8 or self.has_alpha
+
+
+KERNELS = {
+    (False, False): "GemmKernel",
+    (False, True): "GemmNormRopeKernel",
+    (True, False): "GemmScaledKernel",
+    (True, True): "GemmCodedNormRopeKernel",
+}
+"""Classes of each engine's file, by whether there is a factor, and norm and RoPE."""
 
 
 class GemmStage(KernelStage):
-    """``y = A(x @ w.T)``, or that with QK-norm and RoPE on the FP32 sums; one launch of a kernel.
+    """``y = A(alpha * x @ w.T)``, or QK-norm and RoPE on those FP32 sums; one launch of a kernel.
 
     Operands: x ``[B, S, K]``, w ``[N, K]``, y ``[B, S, N]``, whose rows over B and S lie at one
     pitch each; with ``norm_rope`` also w_q_norm and w_k_norm ``[D]`` or None, cos and sin
@@ -72,6 +105,11 @@ class GemmStage(KernelStage):
         target: what to compile for.
         engine: pin.
         eps: added to the mean square; an argument of the kernel, not compiled in.
+        alpha: factor of the sums where there is one; an argument of the kernel too.
+
+    Of codes with ``norm_rope`` Q, K and V become codes themselves. The operands are then x, w, q8,
+    k8, v8 and gate ``[B, S, heads, D]``, compact, then the small ones; ``scale_q``, ``scale_k`` and
+    ``scale_v`` are read at every launch, as ``alpha`` is.
         device: of the samples; the cuDNN engine builds its plans there.
     """
 
@@ -82,7 +120,12 @@ class GemmStage(KernelStage):
         Capabilities(
             engine=CUDNN,
             targets=OneOf(GPU_TARGET_NAMES),
-            serves={**_SIZES, "normed_d_head": OneOf((None,)), **CUDNN_SERVED},
+            serves={
+                "dtype": OneOf(("bf16", "fp16")),
+                **_SIZES,
+                "normed_d_head": OneOf((None,)),
+                **CUDNN_SERVED,
+            },
         ),
         Capabilities(
             engine=REFERENCE,
@@ -101,6 +144,7 @@ class GemmStage(KernelStage):
         engine: str | None = None,
         *,
         eps: float = 0.0,
+        alpha: float = 1.0,
         device: torch.device | None = None,
     ) -> None:
         norm_rope = modes.norm_rope
@@ -108,6 +152,7 @@ class GemmStage(KernelStage):
             "dtype": modes.dtype,
             "n": modes.n,
             "k": modes.k,
+            "k_bytes": modes.k * element_bytes(modes.dtype),
             "rows": num_rows,
             "normed_d_head": None if norm_rope is None else norm_rope.d_head,
             **facts_of(device),
@@ -117,6 +162,8 @@ class GemmStage(KernelStage):
         self.modes = modes
         self.num_rows = num_rows
         self.eps = eps
+        self.alpha = alpha
+        self.scale_q = self.scale_k = self.scale_v = 1.0
         self._plans: Any = None
 
     def check(self) -> None:
@@ -147,32 +194,42 @@ class GemmStage(KernelStage):
         return 0 if self.engine == CUDNN else super().smem_bytes()
 
     def _choose_kernel(self) -> KernelChoice:
-        if self.engine == HOPPER:
-            from cudnn_blocks.stages.gemm import hopper as kernels
-        else:
-            from cudnn_blocks.stages.gemm import portable as kernels  # type: ignore[no-redef]
+        configs: Any = {HOPPER: hopper_config, PORTABLE: portable_config}[self.engine]
         modes = self.modes
-        config = kernels.GemmKernelConfig.from_geometry(
+        config = configs.GemmKernelConfig.from_geometry(
             self.num_rows,
             modes.n,
             modes.k,
             self.target,
             dtype=modes.dtype,
             norm_rope=modes.norm_rope,
+            promote_every=modes.promote_every if modes.is_fp8 else 0,
+            has_alpha=modes.has_alpha,
         )
-        kernel = kernels.GemmKernel if modes.norm_rope is None else kernels.GemmNormRopeKernel
-        return KernelChoice(kernel, config, kernels.fake_operands, kernels.smem_bytes)
+        kernel = KERNELS[modes.is_scaled, modes.norm_rope is not None]
+        return KernelChoice(
+            f"cudnn_blocks.stages.gemm.{self.engine}.{kernel}", config, configs.smem_bytes(config)
+        )
 
     def _kernel_operands(self, operands: Sequence[torch.Tensor | None]) -> Sequence[Any]:
-        if self.modes.norm_rope is None:
-            return operands[:NUM_PLAIN]
-        return [*operands, self.eps]
+        if self.modes.norm_rope is not None and self.modes.is_fp8:
+            heads = (operand.flatten(2) for operand in operands[2:6])  # type: ignore[union-attr]
+            scales = (self.scale_q, self.scale_k, self.scale_v)
+            return [*operands[:2], *heads, *operands[6:], self.eps, self.alpha, *scales]
+        if self.modes.norm_rope is not None:
+            return [*operands, self.eps]
+        product = operands[:NUM_PLAIN]
+        return [*product, self.alpha] if self.modes.is_scaled else product
 
     def run_reference(self, operands: Sequence[Any]) -> None:
         """Runs in torch."""
         norm_rope = self.modes.norm_rope
         if norm_rope is None:
-            reference.gemm(*operands[:NUM_PLAIN])
+            x, w, y = operands[:NUM_PLAIN]
+            reference.gemm(x, w, y, self.alpha)
+        elif self.modes.is_fp8:
+            scales = (self.scale_q, self.scale_k, self.scale_v)
+            fp8_projection(*operands, self.eps, self.alpha, *scales)  # type: ignore[call-arg]
         else:
             x, w, y, *small = operands
             reference.gemm_norm_rope(x, w, y, tuple(small), self.eps, norm_rope.heads)
@@ -189,5 +246,7 @@ class GemmStage(KernelStage):
             parts.append(str(self._plans))
         else:
             config: Any = self._choose_kernel().config
-            parts.append(str(config.tile))
+            parts.append(config.tile.describe(config.k_tile))
+            if self.engine == HOPPER and config.promote_every:
+                parts.append(f"FP32 sums every {config.promote_every * config.k_tile} of K")
         return ", ".join(parts)

@@ -14,6 +14,7 @@ from cudnn_blocks.reference import conv3d_cache as reference
 from cudnn_blocks.stages.capabilities import Capabilities, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, UpTo
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
+from cudnn_blocks.stages.norm import portable_config
 from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
 from cudnn_blocks.target import GPU_TARGET_NAMES, Target
@@ -81,13 +82,13 @@ class RmsNormSiluPadStage(KernelStage):
         self.modes = modes
 
     def _choose_kernel(self) -> KernelChoice:
-        from cudnn_blocks.stages.norm import portable
-
-        config = portable.RmsNormSiluPadConfig.from_geometry(
+        config = portable_config.RmsNormSiluPadConfig.from_geometry(
             self.geometry.channels, self.target, **dataclasses.asdict(self.modes)
         )
         return KernelChoice(
-            portable.RmsNormSiluPadKernel, config, portable.fake_operands, portable.smem_bytes
+            "cudnn_blocks.stages.norm.portable.RmsNormSiluPadKernel",
+            config,
+            portable_config.smem_bytes(config),
         )
 
     def run_reference(self, operands: Sequence[Any]) -> None:

@@ -24,21 +24,20 @@ Requires:  D a multiple of 8; innermost strides 1, those of Q and K multiples of
 Source:    written for this project; behaviour after the gated attention block of cudnn-frontend.
 """
 
+import math
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, const_expr
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
 
 from cudnn_blocks.stages.device.bf16 import widen
 from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.masked_store import store_16_if
-from cudnn_blocks.stages.qk_norm_rope.portable_config import (
-    VEC,
-    VEC_BYTES,
-    QkNormRopeConfig,
-)
+from cudnn_blocks.stages.qk_norm_rope.portable_config import VEC, QkNormRopeConfig
 
+VEC_BYTES = 16
 PAIRS = 4  # registers of one access
 ELEMENT_BYTES = 2
 SIGN_LOW, SIGN_HIGH = 0x8000, -0x80000000  # sign bits of a pair
@@ -370,3 +369,34 @@ class QkNormRopeKernel:
             gX = self.vector_at(address + k * cfg.lanes * VEC_BYTES)
             is_here = is_stored & self.is_vector(lane, k, cfg.num_vecs)
             store_16_if(is_here, rX[None, k].load(), gX.iterator)
+
+
+def fake_operands(config: QkNormRopeConfig) -> tuple:
+    """Fake operands in ``__call__`` order, without the stream; B, S, T and strides are dynamic."""
+    dtype, rope_dim = DTYPES[config.dtype], config.rope_dim
+    b, s, table_rows = (cute.sym_int() for _ in range(3))
+
+    def strided(*shape, multiple=VEC):
+        stride = (*(cute.sym_int64(divisibility=multiple) for _ in shape[1:]), 1)
+        return make_fake_tensor(dtype, shape, stride, assumed_align=VEC_BYTES)
+
+    def weight():
+        if not config.has_norm:
+            return None
+        shape = (config.d_head,)
+        return make_fake_compact_tensor(dtype, shape, stride_order=(0,), assumed_align=VEC_BYTES)
+
+    def table():
+        if not rope_dim:
+            return None
+        return strided(b, table_rows, rope_dim, multiple=math.gcd(VEC, rope_dim // 2))
+
+    return (
+        strided(b, s, config.h_q, config.d_head),
+        strided(b, s, config.h_kv, config.d_head),
+        weight(),
+        weight(),
+        table(),
+        table(),
+        Float32(1e-6),
+    )

@@ -1,17 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile-time facts of one specialisation of the QK norm and RoPE kernel; its fake operands."""
+"""Compile-time facts of one specialisation of the QK norm and RoPE kernel."""
 
-import math
 from dataclasses import dataclass, replace
 
-import cutlass.cute as cute
-from cutlass import Float32
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
-
-from cudnn_blocks.stages.device.dtypes import DTYPES
-
 VEC = 8  # channels of one 16-byte access
-VEC_BYTES = 16
 THREADS = 256
 PREFERRED_LANES = 8  # one vector of each: a line of 128 bytes
 MAX_LANE_VECS = 4
@@ -144,34 +136,3 @@ def choose_heads(h_q: int, h_kv: int, most: int) -> int:
 def smem_bytes(config: QkNormRopeConfig) -> int:
     """Shared memory of one CTA: none."""
     return 0
-
-
-def fake_operands(config: QkNormRopeConfig) -> tuple:
-    """Fake operands in ``__call__`` order, without the stream; B, S, T and strides are dynamic."""
-    dtype, rope_dim = DTYPES[config.dtype], config.rope_dim
-    b, s, table_rows = (cute.sym_int() for _ in range(3))
-
-    def strided(*shape, multiple=VEC):
-        stride = (*(cute.sym_int64(divisibility=multiple) for _ in shape[1:]), 1)
-        return make_fake_tensor(dtype, shape, stride, assumed_align=VEC_BYTES)
-
-    def weight():
-        if not config.has_norm:
-            return None
-        shape = (config.d_head,)
-        return make_fake_compact_tensor(dtype, shape, stride_order=(0,), assumed_align=VEC_BYTES)
-
-    def table():
-        if not rope_dim:
-            return None
-        return strided(b, table_rows, rope_dim, multiple=math.gcd(VEC, rope_dim // 2))
-
-    return (
-        strided(b, s, config.h_q, config.d_head),
-        strided(b, s, config.h_kv, config.d_head),
-        weight(),
-        weight(),
-        table(),
-        table(),
-        Float32(1e-6),
-    )

@@ -12,6 +12,7 @@ from cudnn_blocks.reference.qk_norm_rope import qk_norm_rope
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, UpTo
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
+from cudnn_blocks.stages.qk_norm_rope import portable_config
 from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
 from cudnn_blocks.target import GPU_TARGET_NAMES, Target
@@ -91,16 +92,13 @@ class QkNormRopeStage(KernelStage):
         self.eps = eps
 
     def _choose_kernel(self) -> KernelChoice:
-        from cudnn_blocks.stages.qk_norm_rope import portable, portable_config
-
         config = portable_config.QkNormRopeConfig.from_geometry(
             self.target, **dataclasses.asdict(self.modes)
         )
         return KernelChoice(
-            portable.QkNormRopeKernel,
+            "cudnn_blocks.stages.qk_norm_rope.portable.QkNormRopeKernel",
             config,
-            portable_config.fake_operands,
-            portable_config.smem_bytes,
+            portable_config.smem_bytes(config),
         )
 
     def _kernel_operands(self, operands: Sequence[Any]) -> Sequence[Any]:

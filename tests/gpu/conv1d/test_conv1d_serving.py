@@ -35,7 +35,7 @@ class CountingCompile:
 
 
 @pytest.fixture
-def compiles(monkeypatch):
+def compiles(monkeypatch, no_disk_cache):
     from cutlass import cute
 
     counting = CountingCompile(cute.compile)

@@ -16,7 +16,7 @@ from cudnn_blocks.stages.kernel_cache import KERNELS
 from tests.helpers.conv1d_problem import make_problem
 from tests.helpers.tensors import assert_same_bits
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_disk_cache")]
 NUM_THREADS, ROUNDS = 8, 20
 
 

@@ -17,7 +17,11 @@ from tests.helpers.sdpa_gpu import CUDA, D_HEADS, ENGINES, compiled_plan, plan_o
 from tests.helpers.sdpa_problem import assert_matches, make_problem
 from tests.helpers.tensors import assert_same_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("no_disk_cache"),
+]
 engines = pytest.mark.parametrize("engine", ENGINES)
 NUM_THREADS = 8
 

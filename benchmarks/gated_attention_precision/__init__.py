@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gated attention block in its precision modes against our own BF16 block, and its FP8 stages.
+
+``block/`` is the layer: each mode, fused where it can be, against the fused BF16 block on the
+dequantised operands. Bytes of weights and workspace stand beside the engines of every arm.
+``sdpa/`` is the attention of codes against FlashAttention-3's.
+"""
+
+from __future__ import annotations
+
+from benchmarks.gated_attention_precision import cases
+from benchmarks.gated_attention_precision.bench import Fp8SdpaCase, PrecisionBlockCase
+from benchmarks.harness.case import Bench
+
+BENCH = Bench(
+    name="gated_attention_precision",
+    cases=(
+        *(Fp8SdpaCase(problem) for problem in cases.SDPA),
+        *(PrecisionBlockCase(problem) for problem in cases.BLOCK),
+    ),
+    peer_distributions=("torch", "fa3-fwd"),
+    goals=cases.GOALS,
+)

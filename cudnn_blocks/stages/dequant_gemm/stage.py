@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix product with block-scaled weights: engines, compile, launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cudnn_blocks.quant_spec import BLOCK_FORMATS, BlockFormat
+from cudnn_blocks.reference import dequant_gemm as reference
+from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
+from cudnn_blocks.stages.constraints import MultipleOf, UpTo
+from cudnn_blocks.stages.dequant_gemm.portable_config import DecodeKernelConfig, smem_bytes
+from cudnn_blocks.stages.gemm.stage import DSL, HOPPER, MAX_ROWS, PORTABLE, GemmModes, GemmStage
+from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
+from cudnn_blocks.stages.quantize.stage import DequantizeStage, QuantizeModes
+from cudnn_blocks.stages.stage import REFERENCE, Stage
+from cudnn_blocks.target import GPU_TARGET_NAMES, Target
+from cudnn_blocks.workspace import REGION_ALIGNMENT_BYTES, WorkspaceLayout
+
+MAX_DECODE_ROWS = 128
+"""Rows up to which weights become BF16 in registers, on their way to the tensor cores."""
+VALUES = torch.bfloat16
+
+_FORMATS: Mapping[str, Constraint] = {
+    "w_format": OneOf(tuple(BLOCK_FORMATS)),
+    "x_format": OneOf(("bf16", *BLOCK_FORMATS)),
+}
+_SERVED: Mapping[str, Constraint] = {
+    **_FORMATS,
+    "n": MultipleOf(8),
+    "k": MultipleOf(32),
+    "rows": UpTo(MAX_ROWS),
+}
+
+
+@dataclass(frozen=True)
+class DequantGemmModes:
+    """Sizes and compile-time facts."""
+
+    n: int
+    """Columns of y."""
+    k: int
+    """Columns of x."""
+    w_format: BlockFormat
+    x_format: BlockFormat | None = None
+    """None for BF16 values."""
+
+
+class DecodeStage(KernelStage):
+    """The product on few rows; operands x ``[B, S, K]``, w, w_sf, y ``[B, S, N]``.
+
+    Args:
+        name: of the slot that the stage fills.
+        modes: sizes and the format of w; x is BF16.
+        num_rows: the largest B * S.
+        target: what to compile for.
+    """
+
+    name = "dequant_gemm"
+    rows = (Capabilities(PORTABLE, OneOf(GPU_TARGET_NAMES), _SERVED, DSL),)
+
+    def __init__(self, name: str, modes: DequantGemmModes, num_rows: int, target: Target) -> None:
+        super().__init__(_facts(modes, num_rows), target)
+        self.name = name  # type: ignore[misc]  # a block has several of these, each in its slot
+        self.alpha = 1.0
+        self.config = DecodeKernelConfig.from_geometry(
+            num_rows,
+            modes.n,
+            modes.k,
+            target,
+            codes_per_byte=modes.w_format.codes_per_byte,
+            block_size=modes.w_format.block_size,
+        )
+
+    def _choose_kernel(self) -> KernelChoice:
+        kernel = "cudnn_blocks.stages.dequant_gemm.portable.DecodeKernel"
+        return KernelChoice(kernel, self.config, smem_bytes(self.config))
+
+    def _kernel_operands(self, operands: Sequence[Any]) -> Sequence[Any]:
+        x, w, w_sf, y = operands
+        return x, w.view(torch.uint8), w_sf.view(torch.uint8).view(-1), y, self.alpha
+
+    def run_reference(self, operands: Sequence[Any]) -> None:
+        """Never chosen: the whole stage has its reference."""
+        raise AssertionError(f"{self.name}: no reference of a part")
+
+    def describe(self) -> str:
+        """The tile."""
+        return str(self.config)
+
+
+class DequantGemmStage(Stage):
+    """``y = B(alpha * x @ W.T)`` with W of block-scaled codes, and x of BF16 values or codes too.
+
+    Operands: x ``[B, S, K]``, x_sf or None, w ``[N, K]`` (K / 2 bytes where two codes share one),
+    w_sf, y ``[B, S, N]``, scratch or None. Few rows take one launch, in which weights become BF16
+    in registers; for more rows they become BF16 in scratch first. So do codes of x, in a launch
+    of their own. Which it is depends on ``num_rows``, not on the call.
+
+    Args:
+        name: of the slot that the stage fills.
+        modes: sizes and formats.
+        num_rows: the largest B * S.
+        target: what to compile for.
+        engine: pin.
+        alpha: factor of the sums; read at every launch.
+    """
+
+    name = "dequant_gemm"
+    rows = (
+        Capabilities(engine=HOPPER, targets=OneOf(("sm_90a",)), serves=_SERVED, dsl=DSL),
+        Capabilities(engine=PORTABLE, targets=OneOf(GPU_TARGET_NAMES), serves=_SERVED, dsl=DSL),
+        Capabilities(
+            engine=REFERENCE,
+            targets=OneOf(("cpu",)),
+            serves=_FORMATS,
+            evidence={"cpu": "tests/unit/test_dequant_gemm_reference.py"},
+        ),
+    )
+
+    def __init__(
+        self,
+        name: str,
+        modes: DequantGemmModes,
+        num_rows: int,
+        target: Target,
+        engine: str | None = None,
+        *,
+        alpha: float = 1.0,
+    ) -> None:
+        super().__init__(_facts(modes, num_rows), target, engine)
+        self.name = name  # type: ignore[misc]  # as above
+        self.modes = modes
+        self.num_rows = num_rows
+        self.alpha = alpha
+        self._parts: list[Any] = []
+
+    @property
+    def is_decode(self) -> bool:
+        """One launch on weights in codes."""
+        return self.num_rows <= MAX_DECODE_ROWS
+
+    def check(self) -> None:
+        """Chooses the engine, and those of the launches."""
+        super().check()
+        if self.engine == REFERENCE:
+            return
+        modes, target = self.modes, self.target
+        self._parts = [
+            DequantizeStage(self.name, QuantizeModes(fmt.name, 1, modes.k), rows, target)
+            for fmt, rows in self._held()
+        ]
+        if self.is_decode:
+            self._parts.append(DecodeStage(self.name, modes, self.num_rows, target))
+        else:
+            values = GemmModes(modes.n, modes.k, "bf16", has_alpha=True)
+            self._parts.append(GemmStage(self.name, values, self.num_rows, target, self.engine))
+        for part in self._parts:
+            part.check()
+
+    def _held(self) -> Iterator[tuple[BlockFormat, int]]:
+        """Formats and rows of what becomes BF16 in scratch: of x, then of w."""
+        if self.modes.x_format is not None:
+            yield self.modes.x_format, self.num_rows
+        if not self.is_decode:
+            yield self.modes.w_format, self.modes.n
+
+    def book(self, layout: WorkspaceLayout) -> None:
+        """BF16 values of x and w, where they need a place."""
+        if self.engine != REFERENCE and self.scratch_bytes:
+            layout.book_scratch(self.scratch_bytes)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of all values at the largest extents."""
+        return sum(_padded_bytes((rows, self.modes.k)) for _, rows in self._held())
+
+    def compile(self) -> None:
+        """Compiles every kernel."""
+        for part in self._parts:
+            part.compile()
+
+    def launch(self, operands: Sequence[torch.Tensor | None], stream: int) -> None:
+        """One launch to three."""
+        x, x_sf, w, w_sf, y, scratch = operands
+        *parts, product = self._parts
+        dequantize, start = iter(parts), 0
+        if self.modes.x_format is not None:
+            values = _values(scratch, start, (*x.shape[:-1], self.modes.k))  # type: ignore[union-attr]
+            start += _padded_bytes((self.num_rows, self.modes.k))
+            next(dequantize).launch((x, x_sf, values), stream)
+            x = values
+        product.alpha = self.alpha
+        if self.is_decode:
+            product.launch((x, w, w_sf, y), stream)
+            return
+        values = _values(scratch, start, (self.modes.n, self.modes.k))
+        next(dequantize).launch((w, w_sf, values), stream)
+        product.launch((x, values, y), stream)
+
+    def run_reference(self, operands: Sequence[Any]) -> None:
+        """Runs in torch."""
+        x, x_sf, w, w_sf, y, _ = operands
+        modes = self.modes
+        reference.dequant_gemm(x, x_sf, w, w_sf, y, self.alpha, modes.x_format, modes.w_format)
+
+    def smem_bytes(self) -> int:
+        """Shared memory of one CTA of the product."""
+        return self._parts[-1].smem_bytes() if self._parts else 0
+
+    def describe(self) -> str:
+        """Sizes, formats, and the tile of the product."""
+        modes = self.modes
+        sizes = f"N={modes.n}, K={modes.k}, {modes.x_format or 'bf16'} x {modes.w_format}"
+        if self.engine == REFERENCE:
+            return f"{sizes}, allocates"
+        where = "in registers" if self.is_decode else "in scratch"
+        return f"{sizes} to BF16 {where}: {self._parts[-1].describe()}"
+
+
+def _facts(modes: DequantGemmModes, num_rows: int) -> dict[str, object]:
+    return {
+        "w_format": modes.w_format.name,
+        "x_format": "bf16" if modes.x_format is None else modes.x_format.name,
+        "n": modes.n,
+        "k": modes.k,
+        "rows": num_rows,
+    }
+
+
+def _values(scratch: torch.Tensor | None, start: int, shape: Sequence[int]) -> torch.Tensor:
+    assert scratch is not None, "scratch was booked"
+    end = start + math.prod(shape) * VALUES.itemsize
+    return scratch[start:end].view(VALUES).view(tuple(shape))
+
+
+def _padded_bytes(shape: Sequence[int]) -> int:
+    size_bytes = math.prod(shape) * VALUES.itemsize
+    return -(-size_bytes // REGION_ALIGNMENT_BYTES) * REGION_ALIGNMENT_BYTES

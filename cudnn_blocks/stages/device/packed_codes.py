@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes of 8 and 4 bits to BF16, several at a time in integer registers (sm_80 and newer).
+
+A BF16 pattern with a code's bits at the right places is the code's value times a power of two,
+subnormal codes and zeros included; one multiplication by the opposite power makes it the value.
+Two codes that a shift and a mask bring into the halves of a register lie 16 bits apart, so the
+order of the results is that of ``E2M1_ORDER`` or ``E4M3_ORDER``.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32
+
+E2M1_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which of a word's 8 codes the halves of the 4 results hold, the low half first."""
+E4M3_ORDER = (0, 2, 1, 3)
+"""The same of a word's 4 codes and 2 results."""
+
+MINUS_ZERO = -0x7FFF8000  # 0x80008000: a product plus this is the product, its zeros included
+SIGNS = 0x80008000
+TWO_TO_126 = 0x7E807E80
+"""Makes e2m1 patterns values."""
+TWO_TO_120 = 0x7B807B80
+"""Makes e4m3 patterns values."""
+NAN = 0x7FC0
+BOTH_HALVES = 0x00010001
+
+
+@cute.jit
+def multiply_bf16x2(a: Uint32, b: Uint32) -> Uint32:
+    """Products of two pairs, rounded to nearest even; subnormal values are kept."""
+    return Uint32(cute.arch.fma_packed_bf16x2(Int32(a), Int32(b), Int32(MINUS_ZERO)))
+
+
+@cute.jit
+def saturate_bf16x2(x: Uint32) -> Uint32:
+    """Infinities become the largest finite values; NaN stays."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 t, u; mov.b32 u, 0x7F7F7F7F; min.NaN.bf16x2 t, {$r0}, u; "
+        "mov.b32 u, 0xFF7FFF7F; max.NaN.bf16x2 {$w0}, t, u; }",
+        write_only_types=[Uint32],
+        read_only_args=[x],
+    )
+
+
+@cute.jit
+def e2m1_patterns(word: Uint32) -> tuple[Uint32, Uint32, Uint32, Uint32]:
+    """The 8 codes of a word times 2**-126, in ``E2M1_ORDER``."""
+    magnitude, sign = Uint32(0x01C001C0), Uint32(SIGNS)
+    return (
+        word << 12 & sign | word << 6 & magnitude,
+        word << 8 & sign | word << 2 & magnitude,
+        word << 4 & sign | word >> 2 & magnitude,
+        word & sign | word >> 6 & magnitude,
+    )
+
+
+@cute.jit
+def e4m3_patterns(word: Uint32) -> tuple[Uint32, Uint32]:
+    """The 4 codes of a word times 2**-120, in ``E4M3_ORDER``; NaN codes become 480 * 2**-120."""
+    magnitude, sign = Uint32(0x07F007F0), Uint32(SIGNS)
+    return (
+        word << 8 & sign | word << 4 & magnitude,
+        word & sign | word >> 4 & magnitude,
+    )
+
+
+@cute.jit
+def e4m3_nan_bits(word: Uint32) -> Uint32:
+    """Bit 7 of every NaN code among 4; other bits mean nothing before they are masked."""
+    return (word & Uint32(0x7F7F7F7F)) + Uint32(0x01010101)
+
+
+@cute.jit
+def with_e4m3_nans(word: Uint32, first: Uint32, second: Uint32) -> tuple[Uint32, Uint32]:
+    """The two results of a word of codes, NaN where its codes are."""
+    bits = e4m3_nan_bits(word)
+    ones = Uint32(BOTH_HALVES)
+    return first | (bits >> 7 & ones) * NAN, second | (bits >> 15 & ones) * NAN
+
+
+@cute.jit
+def e4m3_to_bf16(rCodes: cute.Tensor, rValues: cute.Tensor) -> None:
+    """Words of 4 codes each to their exact values, in ``E4M3_ORDER``, two a word; NaN stays NaN."""
+    nans = Uint32(0)
+    for i in cutlass.range_constexpr(cute.size(rCodes)):
+        patterns = e4m3_patterns(rCodes[i])
+        nans |= e4m3_nan_bits(rCodes[i])
+        for j in cutlass.range_constexpr(2):
+            rValues[2 * i + j] = multiply_bf16x2(patterns[j], Uint32(TWO_TO_120))
+    if (nans & Uint32(0x80808080)) != 0:
+        for i in cutlass.range_constexpr(cute.size(rCodes)):
+            first, second = with_e4m3_nans(rCodes[i], rValues[2 * i], rValues[2 * i + 1])
+            rValues[2 * i] = first
+            rValues[2 * i + 1] = second
+
+
+@cute.jit
+def e8m0_to_bf16x2(code: Uint32) -> Uint32:
+    """A scale ``2**(code - 127)`` in both halves; 255 is NaN."""
+    bits = code << 7 if code != 0 else Uint32(0x40)  # 2**-127 is subnormal
+    bits = Uint32(NAN) if code == 255 else bits
+    return bits * Uint32(BOTH_HALVES)
+
+
+@cute.jit
+def e4m3_to_bf16x2(code: Uint32) -> Uint32:
+    """One code's value in both halves."""
+    pattern = code << 8 & Uint32(0x8000) | code << 4 & Uint32(0x07F0)
+    value = multiply_bf16x2(pattern * Uint32(BOTH_HALVES), Uint32(TWO_TO_120))
+    return Uint32(NAN * BOTH_HALVES) if (code & 0x7F) == 0x7F else value
