@@ -61,6 +61,8 @@ class Capabilities:
     """CuTe DSL release that the engine needs, or None."""
     evidence: Mapping[str, str] = field(default_factory=dict)
     """Target name to the committed file that shows it ran there; other targets are compile-only."""
+    shown: Mapping[str, Constraint] = field(default_factory=dict)
+    """Of ``serves``, what the evidence covers; whatever lies outside is compile-only too."""
 
     def decline(self, facts: Facts, target: Target) -> str | None:
         """Why this row does not serve ``facts`` on ``target``; None where it does."""
@@ -71,12 +73,13 @@ class Capabilities:
                 return f"{name}={facts[name]} (served: {served})"
         return self.dsl.decline() if self.dsl is not None else None
 
-    def status(self, target: Target) -> str | None:
+    def status(self, facts: Facts, target: Target) -> str | None:
         """``run: <evidence file>`` or ``compile-only``; None for a target outside the row."""
         if target.name not in self.targets:
             return None
         evidence = self.evidence.get(target.name)
-        return f"run: {evidence}" if evidence else COMPILE_ONLY
+        is_shown = all(facts[name] in values for name, values in self.shown.items())
+        return f"run: {evidence}" if evidence and is_shown else COMPILE_ONLY
 
     def __str__(self) -> str:
         facts = "; ".join(f"{name} {served}" for name, served in self.serves.items())

@@ -46,7 +46,7 @@ class Stage(ABC):
     def status(self) -> str:
         """How the chosen engine was validated on this target."""
         assert self._row is not None, f"{self.name}: status asked for before check()"
-        return str(self._row.status(self.target))
+        return str(self._row.status(self.facts, self.target))
 
     def check(self) -> None:
         """Chooses the first engine that serves the facts; NotServedError when none does."""
@@ -72,7 +72,7 @@ class Stage(ABC):
                     engine=row.engine,
                     served=reason is None,
                     reason=reason,
-                    status=row.status(self.target),
+                    status=row.status(self.facts, self.target),
                 )
             )
         chosen = self._row

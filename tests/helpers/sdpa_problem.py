@@ -110,6 +110,19 @@ class SdpaProblem:
         sdpa(*sizes.values(), self.geometry.scale, self.mask)
         return o.float()
 
+    @property
+    def truncation(self) -> float:
+        """Relative error of a score whose sums a tensor core truncates."""
+        return self["q"].shape[-1] / _MMA_K * 2**-23
+
+    def score_error(self) -> float:
+        """Of scores as large as the largest LSE; without one they are taken for small."""
+        lse = self.operands["lse"]
+        if lse is None:
+            return 0.0
+        sizes = lse[lse.isfinite()].abs()
+        return self.truncation * sizes.max().item() if sizes.numel() else 0.0
+
     def weight_noise(self) -> torch.Tensor:
         """FP32 shape of o: what weights that are rounded to codes at random add up to."""
         widened = {name: self[name].float() for name in ("q", "k", "v")}
@@ -137,8 +150,10 @@ def assert_matches(actual: SdpaProblem, expected: SdpaProblem, what: str = "") -
         noise = expected.weight_noise() * actual.scales.get("scale_o", 1.0)
         bound = noise + roundoff * wanted.abs() + 2.0**-8
     else:
-        # Both round every weight once and the result once or, with a gate, twice.
-        bound = 5 * ROUNDOFF[actual["o"].dtype] * expected.magnitude() + 1e-6
+        # Both round every weight once and the result once or, with a gate, twice; what a score is
+        # off by is a factor of its weight.
+        roundings = 5 * ROUNDOFF[actual["o"].dtype] + expected.score_error()
+        bound = roundings * expected.magnitude() + 1e-6
     wrong = ~((o - wanted).abs() <= bound)
     if wrong.any():
         where = tuple(wrong.nonzero()[0].tolist())
@@ -151,7 +166,7 @@ def assert_matches(actual: SdpaProblem, expected: SdpaProblem, what: str = "") -
         torch.testing.assert_close(
             actual["lse"],
             expected["lse"],
-            rtol=max(1e-6, actual["q"].shape[-1] / _MMA_K * 2**-23),
+            rtol=max(1e-6, actual.truncation),
             atol=CODES_LSE_ERROR if is_fp8 else 2e-5,
             msg=lambda text: f"{what} lse: {text}",
         )

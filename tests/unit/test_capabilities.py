@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import replace
 
 import pytest
 
@@ -67,12 +68,18 @@ def test_status_names_the_evidence_or_says_compile_only():
     assert checked(3).status == "compile-only"
 
 
+def test_evidence_may_cover_a_part_of_what_is_served():
+    row = replace(TwoEngines.rows[0], shown={"width": OneOf((2,))})
+    assert row.status({"width": 2}, HOPPER) == "run: fast.json"
+    assert row.status({"width": 4}, HOPPER) == "compile-only"
+
+
 def test_decline_names_the_fact_the_value_and_what_is_served():
     row = TwoEngines.rows[0]
     assert row.decline({"width": 4}, HOPPER) is None
     assert row.decline({"width": 3}, HOPPER) == "width=3 (served: 2, 4)"
     assert row.decline({"width": 4}, AMPERE) == "target=sm_80 (served: sm_90a)"
-    assert row.status(AMPERE) is None
+    assert row.status({"width": 4}, AMPERE) is None
 
 
 def test_a_decline_lists_the_engines_of_the_target():

@@ -163,7 +163,7 @@ def test_what_it_asks_for(stand_in, mask, asked):
     problem = make_problem(2, 7, heads=(4, 2), is_slab=True, **mask)
     stage = stage_of(problem)
     stage.check()
-    assert (stage.engine, stage.status) == ("cudnn", "compile-only")
+    assert stage.engine == "cudnn"
     assert "plan eng4_k24=0" in stage.describe()
     (graph,) = graphs
     got = graph.asked

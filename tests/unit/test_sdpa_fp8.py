@@ -177,3 +177,14 @@ def test_engines_and_their_workspace():
         assert [plan._stages[0].engine for plan in (hopper, portable)] == ["hopper", "portable"]
     with pytest.raises(NotServedError, match="dtype=e4m3"):
         spec_plan(dtype=CODES, target="sm_90a", engines={"sdpa": "cudnn"}).check_support()
+
+
+@pytest.mark.parametrize("engine", ["hopper", "portable"])
+def test_what_has_run_is_said_of_its_own_dtype(engine):
+    def status(dtype):
+        plan = spec_plan(d_head=128, dtype=dtype, target="sm_90a", engines={"sdpa": engine})
+        (stage,) = plan.probe().stages
+        return stage.status
+
+    assert status(torch.bfloat16).startswith("run: benchmarks/results")
+    assert status(CODES) == "compile-only"

@@ -40,7 +40,8 @@ def test_every_value_of_the_row(engine):
         plan = spec_plan(d_head=d_head, dtype=dtype, target=target, engines={"sdpa": engine})
         stage = stage_of(plan)
         assert stage.engine == engine
-        assert stage.status == "compile-only"
+        ran = target == "sm_90a"
+        assert stage.status.startswith("run: benchmarks/results" if ran else "compile-only")
         assert all(stage.facts[fact] in served for fact, served in row.serves.items())
     assert row.serves["d_head"].values == (64, 128, 256)
     assert row.serves["dtype"].values == ("bf16", "fp16", "e4m3")  # test_sdpa_fp8.py

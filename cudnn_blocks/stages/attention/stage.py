@@ -18,6 +18,7 @@ from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import UpTo
 from cudnn_blocks.stages.cudnn_graph import CUDNN, declines_of, facts_of
 from cudnn_blocks.stages.cudnn_graph import SERVED as CUDNN_SERVED
+from cudnn_blocks.stages.gated_attention.evidence import EVIDENCE, SHOWN
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
@@ -126,22 +127,15 @@ class SdpaStage(KernelStage):
 
     name = "sdpa"
     rows = (
-        Capabilities(
-            engine=HOPPER,
-            targets=OneOf(("sm_90a",)),
-            serves=_SERVED,
-            dsl=_DSL,
-        ),
-        Capabilities(
-            engine=PORTABLE,
-            targets=OneOf(GPU_TARGET_NAMES),
-            serves=_SERVED,
-            dsl=_DSL,
+        *(
+            Capabilities(engine, OneOf(targets), _SERVED, _DSL, EVIDENCE, SHOWN)
+            for engine, targets in ((HOPPER, ("sm_90a",)), (PORTABLE, GPU_TARGET_NAMES))
         ),
         Capabilities(
             engine=CUDNN,
             targets=OneOf(GPU_TARGET_NAMES),
             serves=_CUDNN_SERVED,
+            evidence=EVIDENCE,
         ),
         Capabilities(
             engine=REFERENCE,

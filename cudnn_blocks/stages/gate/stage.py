@@ -12,6 +12,7 @@ from cudnn_blocks.reference.sigmoid_gate import sigmoid_gate
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, UpTo
 from cudnn_blocks.stages.gate import portable_config
+from cudnn_blocks.stages.gated_attention.evidence import EVIDENCE
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
@@ -56,6 +57,7 @@ class SigmoidGateStage(KernelStage):
             targets=OneOf(GPU_TARGET_NAMES),
             serves={**_SERVED, "batch_vecs": UpTo(MAX_BATCH_VECS)},
             dsl=DslRequirement((4, 8, 1)),
+            evidence=EVIDENCE,
         ),
         Capabilities(
             engine=REFERENCE,

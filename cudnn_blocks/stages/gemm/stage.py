@@ -15,6 +15,7 @@ from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, NoneOr, UpTo
 from cudnn_blocks.stages.cudnn_graph import CUDNN, declines_of, facts_of
 from cudnn_blocks.stages.cudnn_graph import SERVED as CUDNN_SERVED
+from cudnn_blocks.stages.gated_attention.evidence import EVIDENCE, SHOWN
 from cudnn_blocks.stages.gemm import hopper_config, portable_config
 from cudnn_blocks.stages.gemm.epilogues import (
     D_HEADS,
@@ -115,8 +116,10 @@ class GemmStage(KernelStage):
 
     name = "gemm"
     rows = (
-        Capabilities(engine=HOPPER, targets=OneOf(("sm_90a",)), serves=_SERVED, dsl=DSL),
-        Capabilities(engine=PORTABLE, targets=OneOf(GPU_TARGET_NAMES), serves=_SERVED, dsl=DSL),
+        *(
+            Capabilities(engine, OneOf(targets), _SERVED, DSL, EVIDENCE, SHOWN)
+            for engine, targets in ((HOPPER, ("sm_90a",)), (PORTABLE, GPU_TARGET_NAMES))
+        ),
         Capabilities(
             engine=CUDNN,
             targets=OneOf(GPU_TARGET_NAMES),
@@ -126,6 +129,7 @@ class GemmStage(KernelStage):
                 "normed_d_head": OneOf((None,)),
                 **CUDNN_SERVED,
             },
+            evidence=EVIDENCE,
         ),
         Capabilities(
             engine=REFERENCE,

@@ -11,6 +11,7 @@ from typing import Any
 from cudnn_blocks.reference.qk_norm_rope import qk_norm_rope
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, UpTo
+from cudnn_blocks.stages.gated_attention.evidence import EVIDENCE
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.qk_norm_rope import portable_config
 from cudnn_blocks.stages.stage import REFERENCE
@@ -65,6 +66,7 @@ class QkNormRopeStage(KernelStage):
             targets=OneOf(GPU_TARGET_NAMES),
             serves={**_SERVED, "batch_heads": UpTo(MAX_BATCH_HEADS)},
             dsl=DslRequirement((4, 8, 1)),
+            evidence=EVIDENCE,
         ),
         Capabilities(
             engine=REFERENCE,
