@@ -219,8 +219,9 @@ class GatedAttentionBlockFwd(APIBase):
             self._refuse({"saved": True})
         operands: tuple[torch.Tensor | None, ...]
         operands = (h, w_qkvg, w_q_norm, w_k_norm, cos, sin, w_o, out, seq_lens, lse)
-        if not h_sf is w_qkvg_sf is w_o_sf is None or self._precision.is_block_scaled:
-            operands += self._blobs((h_sf, w_qkvg_sf, w_o_sf))
+        blobs = (h_sf, w_qkvg_sf, w_o_sf)
+        if self._precision.is_block_scaled or any(blob is not None for blob in blobs):
+            operands += self._blobs(blobs)
         if not self._launched_plainly(operands, workspace, current_stream):
             self._launch(operands, current_stream, workspace)
 

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from cudnn_blocks.blocks.gated_attention_factory import StageFactory
-from cudnn_blocks.blocks.gated_attention_modes import (
-    Mode,
-)
+from cudnn_blocks.blocks.gated_attention_modes import Mode
 from cudnn_blocks.blocks.gated_attention_operands import Presence
 from cudnn_blocks.blocks.gated_attention_precision import Formats, Quant
 from cudnn_blocks.blocks.gated_attention_regions import Regions

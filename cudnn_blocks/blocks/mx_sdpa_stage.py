@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,13 +12,12 @@ from cudnn_blocks.quant_spec import MXFP8
 from cudnn_blocks.stages.attention.stage import SdpaModes, SdpaStage
 from cudnn_blocks.stages.quantize.portable_config import FP8
 from cudnn_blocks.stages.quantize.stage import DequantizeStage, QuantizeModes, QuantizeStage
+from cudnn_blocks.stages.scratch import VALUES, carve, padded_bytes
 from cudnn_blocks.stages.stage import Stage
 from cudnn_blocks.target import Target
 from cudnn_blocks.tensor_spec import TensorSpec
-from cudnn_blocks.workspace import REGION_ALIGNMENT_BYTES, WorkspaceLayout
+from cudnn_blocks.workspace import WorkspaceLayout
 
-VALUES = torch.bfloat16
-Shape = Sequence[int]
 Step = tuple[Stage, Sequence[Any]]
 
 
@@ -71,7 +69,7 @@ class MxSdpaStage(Stage):
         if has_o_codes:
             self._quantize = QuantizeStage(self.name, quantized(FP8, modes.h_q), tokens, target)
         held = values if has_o_codes else values[:3]
-        self._scratch_bytes = sum(_padded_bytes(value.shape) for value in held)
+        self._scratch_bytes = sum(padded_bytes(value.shape) for value in held)
         self.scale_o = 1.0
 
     @property
@@ -131,25 +129,9 @@ class MxSdpaStage(Stage):
         *coded, o, gate, lse, seq_lens, scratch = operands
         codes, blobs = coded[::2], coded[1::2]
         held = codes if self._quantize is None else [*codes, o]
-        values = _carve(scratch, [one.shape for one in held])
+        values = carve(scratch, [one.shape for one in held])
         result = o if self._quantize is None else values.pop()
         yield from zip(self._dequantize, zip(codes, blobs, values, strict=True), strict=True)
         yield self._sdpa, (*values, result, gate, lse, seq_lens)
         if self._quantize is not None:
             yield self._quantize, (result, o)
-
-
-def _carve(scratch: torch.Tensor, shapes: Sequence[Shape]) -> list[torch.Tensor]:
-    """BF16 tensors one after the other in scratch."""
-    start, found = 0, []
-    for shape in shapes:
-        end = start + math.prod(shape) * VALUES.itemsize
-        found.append(scratch[start:end].view(VALUES).view(tuple(shape)))
-        start += _padded_bytes(shape)
-    return found
-
-
-def _padded_bytes(shape: Shape) -> int:
-    """Of a BF16 tensor, up to the next region."""
-    size_bytes = math.prod(shape) * VALUES.itemsize
-    return -(-size_bytes // REGION_ALIGNMENT_BYTES) * REGION_ALIGNMENT_BYTES

@@ -6,9 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cudnn_blocks import ContractError, DequantGemm, NotServedError, TensorSpec, ops
+from cudnn_blocks import ContractError, DequantGemm, NotServedError, Target, TensorSpec, ops
 from cudnn_blocks.quant_spec import BLOCK_FORMATS
+from cudnn_blocks.reference.dequant_gemm import dequant_gemm
 from cudnn_blocks.reference.scale_blobs import blob_bytes
+from cudnn_blocks.stages.dequant_gemm.stage import DecodeStage, DequantGemmModes, DequantGemmStage
+from cudnn_blocks.stages.gemm.stage import GemmStage
+from cudnn_blocks.stages.quantize.stage import DequantizeStage
 from tests.helpers.dequant_gemm_problem import make_dequant_gemm, poisoned_blob
 
 FORMATS = tuple(BLOCK_FORMATS)
@@ -128,3 +132,38 @@ def test_refuses_a_superfluous_blob():
 def test_refuses_k_that_is_no_whole_block():
     with pytest.raises(ContractError, match="K"):
         spec_plan(4, k=40).check_support()
+
+
+@pytest.mark.parametrize("rows", [5, 200])
+@pytest.mark.parametrize("x_format", [None, "mxfp8"])
+def test_the_launches_hand_values_on_through_the_scratch(monkeypatch, rows, x_format):
+    """The parts of the GPU engines, each run by its reference."""
+    problem = make_dequant_gemm("nvfp4", (1, rows, 72, 64), x_format=x_format)
+    names = ("x", "x_sf", "w", "w_sf", "y")
+    x, x_sf, w, w_sf, y = (problem.operands.get(name) for name in names)
+    launched = []
+
+    def by_reference(part, operands, stream):
+        launched.append(type(part).__name__)
+        part.run_reference(operands)
+
+    def decode(part, operands, stream):
+        launched.append(type(part).__name__)
+        x, w, w_sf, y = operands
+        dequant_gemm(x, None, w, w_sf, y, part.alpha, None, BLOCK_FORMATS["nvfp4"])
+
+    for kind in (DequantizeStage, GemmStage):
+        monkeypatch.setattr(kind, "launch", by_reference)
+    monkeypatch.setattr(DecodeStage, "launch", decode)
+    n, k = y.shape[-1], x.shape[-1]
+    one = None if x_format is None else BLOCK_FORMATS[x_format]
+    modes = DequantGemmModes(n, k, BLOCK_FORMATS["nvfp4"], one)
+    stage = DequantGemmStage("product", modes, rows, Target.parse("sm_90a"), alpha=problem.alpha)
+    stage.check()
+    scratch = torch.full((stage.scratch_bytes,), 0xFF, dtype=torch.uint8)
+    stage.launch((x, x_sf, w, w_sf, y, scratch), 0)
+    assert launched == ["DequantizeStage"] * (len(launched) - 1) + [
+        "DecodeStage" if rows == 5 else "GemmStage"
+    ]
+    assert len(launched) == 1 + (one is not None) + (rows > 128)
+    assert torch.equal(y, problem.expected())

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +17,13 @@ from cudnn_blocks.stages.dequant_gemm.portable_config import DecodeKernelConfig,
 from cudnn_blocks.stages.gemm.stage import DSL, HOPPER, MAX_ROWS, PORTABLE, GemmModes, GemmStage
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.quantize.stage import DequantizeStage, QuantizeModes
+from cudnn_blocks.stages.scratch import carve, padded_bytes
 from cudnn_blocks.stages.stage import REFERENCE, Stage
 from cudnn_blocks.target import GPU_TARGET_NAMES, Target
-from cudnn_blocks.workspace import REGION_ALIGNMENT_BYTES, WorkspaceLayout
+from cudnn_blocks.workspace import WorkspaceLayout
 
 MAX_DECODE_ROWS = 128
 """Rows up to which weights become BF16 in registers, on their way to the tensor cores."""
-VALUES = torch.bfloat16
 
 _FORMATS: Mapping[str, Constraint] = {
     "w_format": OneOf(tuple(BLOCK_FORMATS)),
@@ -178,30 +177,29 @@ class DequantGemmStage(Stage):
     @property
     def scratch_bytes(self) -> int:
         """Of all values at the largest extents."""
-        return sum(_padded_bytes((rows, self.modes.k)) for _, rows in self._held())
+        return sum(padded_bytes((rows, self.modes.k)) for _, rows in self._held())
 
     def compile(self) -> None:
         """Compiles every kernel."""
         for part in self._parts:
             part.compile()
 
-    def launch(self, operands: Sequence[torch.Tensor | None], stream: int) -> None:
+    def launch(self, operands: Sequence[Any], stream: int) -> None:
         """One launch to three."""
         x, x_sf, w, w_sf, y, scratch = operands
-        *parts, product = self._parts
-        dequantize, start = iter(parts), 0
-        if self.modes.x_format is not None:
-            values = _values(scratch, start, (*x.shape[:-1], self.modes.k))  # type: ignore[union-attr]
-            start += _padded_bytes((self.num_rows, self.modes.k))
-            next(dequantize).launch((x, x_sf, values), stream)
-            x = values
+        *dequantize, product = self._parts
+        has_x_codes = self.modes.x_format is not None
+        coded: list[tuple[Any, Any, Sequence[int]]] = []
+        if has_x_codes:
+            coded.append((x, x_sf, (*x.shape[:-1], self.modes.k)))
+        if not self.is_decode:
+            coded.append((w, w_sf, (self.modes.n, self.modes.k)))
+        values = carve(scratch, [shape for *_, shape in coded])
+        for part, (codes, blob, _), one in zip(dequantize, coded, values, strict=True):
+            part.launch((codes, blob, one), stream)
+        weights = (w, w_sf) if self.is_decode else (values.pop(),)
         product.alpha = self.alpha
-        if self.is_decode:
-            product.launch((x, w, w_sf, y), stream)
-            return
-        values = _values(scratch, start, (self.modes.n, self.modes.k))
-        next(dequantize).launch((w, w_sf, values), stream)
-        product.launch((x, values, y), stream)
+        product.launch((values.pop() if has_x_codes else x, *weights, y), stream)
 
     def run_reference(self, operands: Sequence[Any]) -> None:
         """Runs in torch."""
@@ -231,14 +229,3 @@ def _facts(modes: DequantGemmModes, num_rows: int) -> dict[str, object]:
         "k": modes.k,
         "rows": num_rows,
     }
-
-
-def _values(scratch: torch.Tensor | None, start: int, shape: Sequence[int]) -> torch.Tensor:
-    assert scratch is not None, "scratch was booked"
-    end = start + math.prod(shape) * VALUES.itemsize
-    return scratch[start:end].view(VALUES).view(tuple(shape))
-
-
-def _padded_bytes(shape: Sequence[int]) -> int:
-    size_bytes = math.prod(shape) * VALUES.itemsize
-    return -(-size_bytes // REGION_ALIGNMENT_BYTES) * REGION_ALIGNMENT_BYTES
