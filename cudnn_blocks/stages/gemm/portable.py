@@ -44,6 +44,7 @@ from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
 from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.masked_store import store_words_if
 from cudnn_blocks.stages.device.packed_codes import e4m3_to_bf16
+from cudnn_blocks.stages.gemm.entry_points import CodedNormRoped, NormRoped, Plain, Scaled
 from cudnn_blocks.stages.gemm.portable_config import (
     K_TILE,
     K_VECS,
@@ -74,15 +75,11 @@ class TileOrigin:
     column: Int32
 
 
-class GemmKernel:
+class GemmKernel(Plain):
     """A plain product; see the module docstring."""
 
     def __init__(self, config: GemmKernelConfig):
         self.config = config
-
-    @cute.jit
-    def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, stream):
-        self.launch(x, w, y, None, None, stream)
 
     @cute.jit
     def launch(
@@ -415,62 +412,16 @@ class GemmKernel:
         return rT
 
 
-class GemmScaledKernel(GemmKernel):
-    """A plain product with a factor, as codes have it; see the module docstring."""
-
-    @cute.jit
-    def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, alpha: Float32, stream):
-        self.launch(x, w, y, None, alpha, stream)
+class GemmScaledKernel(Scaled, GemmKernel):
+    """A plain product with a factor; see the module docstring."""
 
 
-class GemmNormRopeKernel(GemmKernel):
+class GemmNormRopeKernel(NormRoped, GemmKernel):
     """The fused projection; see the module docstring."""
 
-    @cute.jit
-    def __call__(
-        self,
-        x: cute.Tensor,
-        w: cute.Tensor,
-        y: cute.Tensor,
-        w_q_norm: cute.Tensor | None,
-        w_k_norm: cute.Tensor | None,
-        cos: cute.Tensor | None,
-        sin: cute.Tensor | None,
-        eps: Float32,
-        stream,
-    ):
-        seq_len = cute.fast_divmod_create_divisor_v2(x.shape[1])
-        operands = NormRopeOperands(w_q_norm, w_k_norm, cos, sin, seq_len, eps)
-        self.launch(x, w, y, operands, None, stream)
 
-
-class GemmCodedNormRopeKernel(GemmKernel):
-    """The fused projection of codes, whose Q, K and V become codes too."""
-
-    @cute.jit
-    def __call__(
-        self,
-        x: cute.Tensor,
-        w: cute.Tensor,
-        q8: cute.Tensor,
-        k8: cute.Tensor,
-        v8: cute.Tensor,
-        gate: cute.Tensor,
-        w_q_norm: cute.Tensor | None,
-        w_k_norm: cute.Tensor | None,
-        cos: cute.Tensor | None,
-        sin: cute.Tensor | None,
-        eps: Float32,
-        alpha: Float32,
-        scale_q: Float32,
-        scale_k: Float32,
-        scale_v: Float32,
-        stream,
-    ):
-        seq_len = cute.fast_divmod_create_divisor_v2(x.shape[1])
-        bands = CodedBands(rows_of(q8), rows_of(k8), rows_of(v8), scale_q, scale_k, scale_v)
-        operands = NormRopeOperands(w_q_norm, w_k_norm, cos, sin, seq_len, eps, bands)
-        self.launch(x, w, gate, operands, alpha, stream)
+class GemmCodedNormRopeKernel(CodedNormRoped, GemmKernel):
+    """The fused projection of codes; see the module docstring."""
 
 
 def code_pairs(mX: cute.Tensor) -> cute.Tensor:
