@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from cudnn_blocks.stages.quantize.portable_config import FP8
 from cudnn_blocks.stages.quantize.stage import DequantizeStage, QuantizeModes, QuantizeStage
 from cudnn_blocks.stages.scratch import VALUES, carve, padded_bytes
 from cudnn_blocks.stages.stage import Stage
-from cudnn_blocks.target import Target
+from cudnn_blocks.target import CPU, Target
 from cudnn_blocks.tensor_spec import TensorSpec
 from cudnn_blocks.workspace import WorkspaceLayout
 
@@ -41,7 +42,11 @@ class MxSdpaStage(Stage):
     """
 
     name = "sdpa"
-    rows = SdpaStage.rows
+    rows = tuple(
+        replace(row, evidence={cpu: file for cpu, file in row.evidence.items() if cpu == CPU.name})
+        for row in SdpaStage.rows
+    )
+    """Those of the attention; with the launches around it nothing has run on a GPU."""
 
     def __init__(
         self,

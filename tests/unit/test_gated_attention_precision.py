@@ -263,3 +263,12 @@ def test_modes_of_equal_shapes_keep_apart():
     for name in reversed(SOME):
         assert_same_bits(make(name, 1, 8).run()["out"], alone[name], name)
     assert not torch.equal(alone["fp8"], alone["fp8-fused"])
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_stages_of_codes_say_that_they_have_not_run_on_a_gpu(name):
+    plan = make_precision_problem(MODES[name]).to("meta").plan(target="sm_90a")
+    ran = {"qk_norm_rope", "sigmoid_gate"}  # on BF16, as ever
+    for stage in plan.probe().stages:
+        if stage.engine is not None and stage.stage not in ran:
+            assert stage.status == "compile-only", stage.stage
