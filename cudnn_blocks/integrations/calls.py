@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from torch import nn
 from cudnn_blocks.api_base import require_type
 from cudnn_blocks.errors import ContractError, GradModeError, LifecycleError, NotServedError
 from cudnn_blocks.integrations.patching import Explanation, LayerRow, Patches
+from cudnn_blocks.operands import check_activation_dtype
 
 DECLINES = (ContractError, NotServedError, GradModeError)
 """What a plan raises before it writes anything: the original can still take the call."""
@@ -51,6 +52,10 @@ class CallCounts:
 class ReplacedCall:
     """A callable in place of a module's method. It knows that one module, so it has no copy."""
 
+    def row(self, name: str) -> LayerRow:
+        """What runs the layer, for ``explain()``."""
+        raise NotImplementedError
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise LifecycleError("an accelerated model has no copy: restore() it, then copy or save it")
 
@@ -76,6 +81,33 @@ class Acceleration:
     def restore(self) -> None:
         """Puts the model's own methods back; a second call does nothing."""
         self._patches.restore()
+
+
+def accelerate(
+    model: nn.Module,
+    kind: type[nn.Module],
+    family: str,
+    method: str,
+    replacement: Callable[[nn.Module, CallCounts], ReplacedCall],
+) -> Acceleration:
+    """Replaces a method of every module of one class.
+
+    Raises:
+        TypeError, ContractError: as ``modules_of``; a parameter that is neither BF16 nor FP16.
+        LifecycleError: an integration has one of the modules already.
+    """
+    found = modules_of(model, kind, family)
+    for name, module in found.items():
+        check_not_replaced(name, module, method)
+        for parameter, tensor in module.named_parameters(prefix=name):
+            check_activation_dtype(parameter, tensor.dtype)
+    counts, rows = CallCounts(), []
+    with Patches() as patches:
+        for name, module in found.items():
+            call = replacement(module, counts)
+            patches.replace(module, method, call)
+            rows.append(call.row(name))
+    return Acceleration(type(model).__name__, rows, patches, counts)
 
 
 def modules_of(model: object, kind: type[nn.Module], family: str) -> dict[str, nn.Module]:

@@ -16,12 +16,10 @@ from cudnn_blocks.integrations.calls import (
     Acceleration,
     CallCounts,
     ReplacedCall,
-    check_not_replaced,
-    modules_of,
+    accelerate,
     reason_of,
 )
-from cudnn_blocks.integrations.patching import TORCH, LayerRow, Patches
-from cudnn_blocks.operands import check_activation_dtype
+from cudnn_blocks.integrations.patching import TORCH, LayerRow
 from cudnn_blocks.ops.conv1d_update_functional import find_plan
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
@@ -59,18 +57,9 @@ def accelerate_short_convolutions(model: nn.Module) -> Acceleration:
 
     Source: behaviour of ``ShortConvolution.step`` of fla-core 0.6.0 (MIT); no code taken.
     """
-    found = modules_of(model, _short_convolution(), "flash-linear-attention short convolution")
-    for name, module in found.items():
-        check_not_replaced(name, module, "step")
-        for parameter, tensor in module.named_parameters(prefix=name):
-            check_activation_dtype(parameter, tensor.dtype)
-    counts, rows = CallCounts(), []
-    with Patches() as patches:
-        for name, module in found.items():
-            step = _Step(module, counts)
-            patches.replace(module, "step", step)
-            rows.append(step.row(name))
-    return Acceleration(type(model).__name__, rows, patches, counts)
+    return accelerate(
+        model, _short_convolution(), "flash-linear-attention short convolution", "step", _Step
+    )
 
 
 def _short_convolution() -> type[nn.Module]:

@@ -20,12 +20,10 @@ from cudnn_blocks.integrations.calls import (
     Acceleration,
     CallCounts,
     ReplacedCall,
-    check_not_replaced,
-    modules_of,
+    accelerate,
     reason_of,
 )
-from cudnn_blocks.integrations.patching import TORCH, LayerRow, Patches
-from cudnn_blocks.operands import check_activation_dtype
+from cudnn_blocks.integrations.patching import TORCH, LayerRow
 from cudnn_blocks.reference.gated_attention_weights import QkvgWeights, qkvg_from_hf
 from cudnn_blocks.support import SupportReport
 from cudnn_blocks.tensor_spec import TensorSpec
@@ -86,18 +84,7 @@ def accelerate_gated_attention(model: nn.Module) -> Acceleration:
 
     Source: behaviour of ``Qwen3NextAttention`` of transformers 5.24 (Apache-2.0); no code taken.
     """
-    found = modules_of(model, _attention(), "Qwen3-Next full-attention")
-    for name, module in found.items():
-        check_not_replaced(name, module, "forward")
-        for parameter, tensor in module.named_parameters(prefix=name):
-            check_activation_dtype(parameter, tensor.dtype)
-    counts, rows = CallCounts(), []
-    with Patches() as patches:
-        for name, module in found.items():
-            forward = _Forward(module, counts)
-            patches.replace(module, "forward", forward)
-            rows.append(forward.row(name))
-    return Acceleration(type(model).__name__, rows, patches, counts)
+    return accelerate(model, _attention(), "Qwen3-Next full-attention", "forward", _Forward)
 
 
 def _attention() -> type[nn.Module]:
