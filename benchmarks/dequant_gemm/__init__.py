@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with block-scaled weights against cuBLAS on the same weights in BF16."""
+"""Products with block-scaled weights against cuBLAS on the same weights in BF16, and against quack.
+
+``weight-only/`` has quack's product of the same codes. Bytes of weights and of the workspace that a
+caller hands over stand beside the engine of every arm.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,6 @@ from benchmarks.harness.case import Bench
 BENCH = Bench(
     name="dequant_gemm",
     cases=tuple(DequantGemmCase(problem) for problem in cases.PROBLEMS),
-    peer_distributions=("torch",),
+    peer_distributions=("torch", "quack-kernels"),
     goals=cases.GOALS,
 )

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
 
-from benchmarks.harness.arm import Arm, Launch, Offer, Role, own
+from benchmarks.dequant_gemm import peers
+from benchmarks.gated_attention_block.ours import OURS, engines_of
+from benchmarks.harness.arm import Arm, Launch, Offer, Role, offer, own
+from benchmarks.harness.memory import held
 from benchmarks.harness.outputs import OutputsCase
 from cudnn_blocks import DequantGemm
 from cudnn_blocks.target import Target
@@ -20,11 +24,10 @@ if TYPE_CHECKING:
     from benchmarks.harness.timing import GraphTimer
 
 OPERANDS = ("x", "w", "w_sf", "y")
-MIB = 1 << 20
 
 
 class DequantGemmCase(OutputsCase):
-    """Codes of weights against the same weights in BF16."""
+    """Codes of weights against the same weights in BF16, and against another product of codes."""
 
     family = "gemm"
     kinds = (family, "latency")
@@ -35,7 +38,13 @@ class DequantGemmCase(OutputsCase):
 
     @override
     def offers(self, sets: Sequence[Tensors], timer: GraphTimer | None) -> list[Offer]:
-        return [own("ours", lambda: self._ours(sets[0])), cublas()]
+        ours = own(OURS, partial(self._ours, sets[0]))
+        found: list[Offer] = [ours, peers.cublas_bf16(self.problem)]
+        build = partial(peers.quack, self.problem, sets[0])
+        weight_only = offer(peers.QUACK, build, peers.WEIGHT_ONLY)
+        if isinstance(weight_only, Arm):
+            found.append(replace(ours, variant=peers.WEIGHT_ONLY))
+        return [*found, weight_only]
 
     @override
     def plans(self) -> Sequence[Any]:
@@ -49,27 +58,12 @@ class DequantGemmCase(OutputsCase):
     def _ours(self, sample: Tensors) -> Arm:
         plan = self._plan(sample)
         plan.compile()
-        engine = ", ".join(str(stage.engine) for stage in plan.probe().stages)
         workspace_bytes = plan.get_workspace_size()
         workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=self.device)
-        held = self.problem.weight_bytes
-        memory = f"weights {held / MIB:.1f} MiB, workspace {workspace_bytes / MIB:.1f} MiB"
 
         def bind(buffers: Tensors) -> Launch:
-            return partial(plan.execute, *(buffers[name] for name in OPERANDS), workspace)
+            operands: dict[str, Any] = {name: buffers[name] for name in OPERANDS}
+            return partial(plan.execute, **operands, workspace=workspace)
 
-        return Arm("ours", Role.OURS, engine, bind, description=f"{plan.describe()}\n{memory}")
-
-
-def cublas() -> Arm:
-    """``torch.mm`` of the weights' values, into the result."""
-
-    def bind(buffers: Tensors) -> Launch:
-        x, w, y = (buffers[name] for name in ("x", "values", "y"))
-        return partial(_product, x[0], w.t(), y[0])
-
-    return Arm("cublas-bf16", Role.PEER, "torch.mm", bind)
-
-
-def _product(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> None:
-    torch.mm(x, w, out=y)
+        engine = f"{engines_of(plan)}; {held(self.problem.weight_bytes, workspace_bytes)}"
+        return Arm(OURS, Role.OURS, engine, bind, description=plan.describe())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,6 +53,11 @@ class DequantGemmProblem:
         return self.n * self.k // block.codes_per_byte + blob
 
     @property
+    def value_bytes(self) -> int:
+        """The weights in BF16."""
+        return VALUES.itemsize * self.n * self.k
+
+    @property
     def traffic_bytes(self) -> int:
         """Every operand once."""
         return self.weight_bytes + VALUES.itemsize * self.rows * (self.n + self.k)
@@ -64,7 +70,7 @@ class DequantGemmProblem:
     def make_set(self, device: str) -> Tensors:
         """Random operands, the same weights in BF16 for the peers, the result poisoned."""
         n, k, block, byte = self.n, self.k, self.block, torch.uint8
-        sizes = {"dtype": byte, "device": device}
+        sizes: dict[str, Any] = {"dtype": byte, "device": device}
         w = torch.randint(0, 256, (n, k // block.codes_per_byte), **sizes)
         if block.codes_per_byte == 1:
             w &= 0xBF  # finite codes, of at most 2

@@ -61,8 +61,8 @@ class PrecisionBlockProblem(BlockProblem):
         if isinstance(spec, QuantSpec):
             return QuantSpec(
                 descale_h=1 / H_SCALE,
-                descale_w_qkvg=1 / self._weight_scale(self.geometry.d_model),
-                descale_w_o=1 / self._weight_scale(self.geometry.attn_width),
+                descale_w_qkvg=1 / weight_scale(self.geometry.d_model),
+                descale_w_o=1 / weight_scale(self.geometry.attn_width),
                 scale_q=SCALE_QKV,
                 scale_k=SCALE_QKV,
                 scale_v=SCALE_QKV,
@@ -70,7 +70,7 @@ class PrecisionBlockProblem(BlockProblem):
             )
         if spec.o_fp4 is not None:
             return spec
-        descale_w_o = 1 / self._weight_scale(self.geometry.attn_width)
+        descale_w_o = 1 / weight_scale(self.geometry.attn_width)
         return replace(spec, descale_w_o=descale_w_o, scale_o=SCALE_O)
 
     @property
@@ -131,12 +131,13 @@ class PrecisionBlockProblem(BlockProblem):
         """Relative to the size of each row of the exact layer; BF16 is held to its own limit."""
         if arm.role is Role.PEER:
             return near(actual, wanted, LIMIT)
-        return near(actual, wanted, LIMITS.get(self.precision, CODES_LIMIT))
+        kind = self.precision.removesuffix(FUSED_SUFFIX)
+        return near(actual, wanted, LIMITS.get(kind, CODES_LIMIT))
 
-    @staticmethod
-    def _weight_scale(k: int) -> float:
-        """Of weights whose deviation is ``k ** -0.5``: it brings them to about 2**5."""
-        return 2.0 ** round(math.log2(32 * k**0.5))
+
+def weight_scale(k: int) -> float:
+    """Of weights whose deviation is ``k ** -0.5``: it brings them to about 2**5."""
+    return 2.0 ** round(math.log2(32 * k**0.5))
 
 
 def random_codes(

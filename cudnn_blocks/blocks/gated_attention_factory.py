@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,12 +25,11 @@ from cudnn_blocks.blocks.gated_attention_modes import (
 )
 from cudnn_blocks.blocks.gated_attention_operands import Presence
 from cudnn_blocks.blocks.gated_attention_precision import Formats, Quant, set_scalars
+from cudnn_blocks.blocks.mx_projection_stage import MxProjectionStage
 from cudnn_blocks.blocks.mx_sdpa_stage import MxSdpaStage
-from cudnn_blocks.blocks.reference_stage import ReferenceStage
 from cudnn_blocks.geometry import GatedAttentionGeometry
 from cudnn_blocks.operands import ACTIVATION_DTYPES
 from cudnn_blocks.quant_spec import E4M3, MXFP8
-from cudnn_blocks.reference import gated_attention_precision as precise
 from cudnn_blocks.stages.attention.stage import SdpaModes, SdpaStage
 from cudnn_blocks.stages.dequant_gemm.stage import DequantGemmModes, DequantGemmStage
 from cudnn_blocks.stages.gate.stage import SigmoidGateModes, SigmoidGateStage
@@ -97,12 +95,27 @@ class StageFactory:
         return SigmoidGateStage(gate, self.tokens, self.target, engine)
 
     def _projection(self, slot: str, engine: str | None) -> Stage:
-        block = self.formats.w_qkvg.block
+        one, block = self.geometry, self.formats.w_qkvg.block
         if slot == PROJ or block is None:
             return self._gemm(slot, engine)
-        eps = self.geometry.qk_norm_eps
-        run = functools.partial(precise.mx_projection, w_block=block, eps=eps)
-        return ReferenceStage(slot, run, self.target, engine)
+        modes = GemmModes(one.n_qkvg, one.d_model, self.dtype, self._fused_norm_rope)
+        h = self.specs["h"]
+        return MxProjectionStage(
+            slot,
+            modes,
+            block,
+            (h.shape[0], self.tokens),
+            self.target,
+            engine,
+            eps=one.qk_norm_eps,
+            has_seq_lens=self.presence.has_seq_lens,
+            device=h.device,
+        )
+
+    @property
+    def _fused_norm_rope(self) -> NormRope:
+        one = self.geometry
+        return NormRope(one.d_head, one.h_q, one.h_kv, one.rope_dim, one.qk_norm)
 
     def _gemm(self, slot: str, engine: str | None) -> Stage:
         one, is_out, device = self.geometry, slot == OUT_PROJ, self.specs["h"].device
@@ -111,9 +124,7 @@ class StageFactory:
         if w.block is not None:
             products = DequantGemmModes(n, k, w.block, w.block if is_out else MXFP8)
             return DequantGemmStage(slot, products, self.num_rows, self.target, engine)
-        norm_rope = None
-        if slot == PROJ_NORM_ROPE:
-            norm_rope = NormRope(one.d_head, one.h_q, one.h_kv, one.rope_dim, one.qk_norm)
+        norm_rope = self._fused_norm_rope if slot == PROJ_NORM_ROPE else None
         modes = GemmModes(n, k, E4M3_NAME if w.dtype == E4M3 else self.dtype, norm_rope)
         facts = (modes, self.num_rows, self.target, engine)
         return GemmStage(slot, *facts, eps=one.qk_norm_eps, device=device)

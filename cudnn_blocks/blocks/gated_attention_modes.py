@@ -69,7 +69,7 @@ _MX_QKV, _SF_QKV = ("q8", "sf_q", "k8", "sf_k", "v8", "sf_v"), ("sf_q", "sf_k", 
 _MX_H: Names = ("h", "h_sf", "w_qkvg", "w_qkvg_sf")
 _MX_PROJ: Mapping[str, Names] = {PROJ: (*_MX_H, "proj", ENGINE_SCRATCH)}
 _MX_PROJ_FUSED: Mapping[str, Names] = {
-    PROJ_NORM_ROPE: (*_MX_H, *_MX_QKV, "gate16", *_SMALL, "seq_lens")
+    PROJ_NORM_ROPE: (*_MX_H, *_MX_QKV, "gate16", *_SMALL, "seq_lens", ENGINE_SCRATCH)
 }
 _QUANTIZE_MX: Mapping[str, Names] = {
     QUANTIZE_MX_Q: ("q", "q8", "sf_q"),

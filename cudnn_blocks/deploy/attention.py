@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 
 from cudnn_blocks.api_base import APIBase
@@ -12,6 +13,7 @@ from cudnn_blocks.blocks import UNIT_SPECS, GatedAttentionBlockFwd, block_sample
 from cudnn_blocks.deploy.request import TORCH_DTYPES, Batch, Dtype, Request, Tokens, spec
 from cudnn_blocks.geometry import GatedAttentionGeometry, SdpaGeometry
 from cudnn_blocks.ops import Gemm, QkNormRope, QkvGateProjection, SdpaFwd, SigmoidGate
+from cudnn_blocks.quant_spec import E4M3
 from cudnn_blocks.tensor_spec import TensorSpec
 
 QueryHeads = Annotated[int, Field(description="query heads")]
@@ -196,18 +198,25 @@ class SigmoidGateRequest(_Rows):
         return {"sample_o": heads, "sample_gate": heads, "sample_out": heads}
 
 
-class GemmRequest(_Rows):
-    """A matrix product ``y = x w^T``."""
+class GemmRequest(Request):
+    """A matrix product ``y = x w^T``; of e4m3 codes in BF16."""
 
     op_class: ClassVar[type[APIBase]] = Gemm
     op: Literal["gemm"]
+    batch: Batch = 1
+    tokens: Tokens = 8192
+    dtype: Annotated[Literal[Dtype, "e4m3"], Field(description="of x and w")] = "bf16"
     n: Annotated[int, Field(description="columns of y")]
     k: Annotated[int, Field(description="columns of x")]
 
     def arguments(self) -> dict[str, Any]:
         """See ``Request``."""
+        operand: str | torch.dtype = self.dtype
+        result = self.dtype
+        if self.dtype == "e4m3":
+            operand, result = E4M3, "bf16"
         return {
-            "sample_x": self.rows(self.k),
-            "sample_w": spec(self.dtype, self.n, self.k),
-            "sample_y": self.rows(self.n),
+            "sample_x": spec(operand, self.batch, self.tokens, self.k),
+            "sample_w": spec(operand, self.n, self.k),
+            "sample_y": spec(result, self.batch, self.tokens, self.n),
         }

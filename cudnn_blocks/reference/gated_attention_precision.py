@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from cudnn_blocks.quant_spec import MXFP8, BlockFormat
+from cudnn_blocks.quant_spec import BlockFormat
 from cudnn_blocks.reference.gemm import product
 from cudnn_blocks.reference.qk_norm_rope import norm_and_rotate
-from cudnn_blocks.reference.quantize import dequantize_block, quantize_block, quantize_fp8
+from cudnn_blocks.reference.quantize import dequantize_block, quantize_fp8
 
 
 def values_of(codes: torch.Tensor, blob: torch.Tensor, block: BlockFormat) -> torch.Tensor:
@@ -19,39 +19,6 @@ def values_of(codes: torch.Tensor, blob: torch.Tensor, block: BlockFormat) -> to
     values = torch.empty((1, rows, 1, k), dtype=torch.bfloat16, device=codes.device)
     dequantize_block(codes.reshape(1, -1, 1, width), blob, values, block)
     return values.view(*outer, k)
-
-
-def mx_projection(
-    h: torch.Tensor,
-    h_sf: torch.Tensor,
-    w: torch.Tensor,
-    w_sf: torch.Tensor,
-    q8: torch.Tensor,
-    sf_q: torch.Tensor,
-    k8: torch.Tensor,
-    sf_k: torch.Tensor,
-    v8: torch.Tensor,
-    sf_v: torch.Tensor,
-    gate: torch.Tensor,
-    w_q_norm: torch.Tensor | None,
-    w_k_norm: torch.Tensor | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-    seq_lens: torch.Tensor | None,
-    w_block: BlockFormat,
-    eps: float,
-) -> None:
-    """The projection with norm and rotation of its FP32 sums, which become MXFP8 at once.
-
-    Q and K are scaled along D, V along the tokens below the length; GATE is rounded to BF16.
-    """
-    slab = product(values_of(h, h_sf, MXFP8), values_of(w, w_sf, w_block))
-    heads = (q8.shape[2], gate.shape[2], k8.shape[2], v8.shape[2])
-    q, g, k, v = slab.unflatten(-1, (sum(heads), -1)).split(heads, dim=2)
-    quantize_block(norm_and_rotate(q, w_q_norm, cos, sin, eps), q8, sf_q, MXFP8)
-    quantize_block(norm_and_rotate(k, w_k_norm, cos, sin, eps), k8, sf_k, MXFP8)
-    quantize_block(v, v8, sf_v, MXFP8, along_tokens=True, seq_lens=seq_lens)
-    gate.copy_(g)
 
 
 def fp8_projection(

@@ -18,6 +18,12 @@ cases = pytest.mark.parametrize("case", OP_CASES, ids=lambda case: case.name)
 CUDA = torch.device("cuda", 0)
 
 
+@pytest.fixture(autouse=True)
+def collected():
+    """Nothing of an earlier test is collected in a capture: unloading a kernel would end it."""
+    gc.collect()
+
+
 def assert_same(actual, expected):
     for name, tensor in actual.items():
         if tensor is not None:

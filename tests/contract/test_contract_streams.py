@@ -121,5 +121,6 @@ def test_no_kernel_on_the_default_stream(case):
     on_default = [stream for stream, name in kernels if "elementwise" in name]
     ours = [stream for stream, name in kernels if "elementwise" not in name]
     assert len(on_default) == 1, kernels
-    assert len(ours) == len(op.plan._stages), kernels
+    assert len(ours) >= len(op.plan._stages), kernels  # some stages are several launches
+    assert len(set(ours)) == 1, kernels
     assert not set(ours) & set(on_default), kernels

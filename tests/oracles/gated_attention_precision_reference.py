@@ -46,6 +46,11 @@ def bf16(x: torch.Tensor) -> torch.Tensor:
     return x.float().bfloat16().double()
 
 
+def after_bf16(codes: Round) -> Round:
+    """Codes of BF16 values."""
+    return lambda x: codes(bf16(x))
+
+
 def per_tensor(scale: float) -> Round:
     """Code of x times scale, and back."""
     factor = torch.tensor(scale, dtype=torch.float32)
@@ -104,18 +109,22 @@ class Points:
 
 
 def stated_points(precision: str, *, fused: bool, scales: dict[str, float]) -> Points:
-    """The rounding points of a mode: ``fp8``, ``mxfp8``, ``nvfp4`` or ``mxfp4`` for the output."""
+    """The rounding points of a mode: ``fp8``, ``mxfp8``, ``nvfp4`` or ``mxfp4`` for the output.
+
+    Fused, codes per tensor are made of unrounded values, block-scaled ones of BF16 values.
+    """
     if precision == "fp8":
         q, k, v = (per_tensor(scales[f"scale_{name}"]) for name in "qkv")
         weights = per_tensor(256.0)
     else:
-        q = k = v = FORMATS["mxfp8"]
+        q = k = FORMATS["mxfp8"]
+        v = after_bf16(FORMATS["mxfp8"])
         weights = bf16
     has_fp4 = precision in ("nvfp4", "mxfp4")
     return Points(
         slab=torch.Tensor.double if fused else bf16,
         gate=bf16,
-        normed=torch.Tensor.double if fused else bf16,
+        normed=torch.Tensor.double if fused and precision == "fp8" else bf16,
         q=q,
         k=k,
         v=v,

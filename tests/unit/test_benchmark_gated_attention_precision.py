@@ -8,23 +8,44 @@ import fnmatch
 import pytest
 import torch
 
-from benchmarks.gated_attention_precision import BENCH, cases
+from benchmarks.gated_attention_block.peers import COMPILED
+from benchmarks.gated_attention_precision import BENCH, bench, cases, peers
 from benchmarks.gated_attention_precision.bench import (
-    BF16_FUSED,
-    FA3_FP8,
+    Fp8GemmCase,
     Fp8SdpaCase,
     PrecisionBlockCase,
+    QuantizeCase,
 )
 from benchmarks.gated_attention_precision.block_problem import PrecisionBlockProblem
+from benchmarks.gated_attention_precision.gemm_problem import Fp8GemmProblem
+from benchmarks.gated_attention_precision.ours import BF16_FUSED
+from benchmarks.gated_attention_precision.peers import CUBLAS_BF16, FA3_FP8, SCALED_MM
+from benchmarks.gated_attention_precision.quantize_problem import QuantizeProblem
 from benchmarks.gated_attention_precision.sdpa_problem import Fp8SdpaProblem
-from benchmarks.harness.case import Lab
+from benchmarks.harness.arm import Arm, Role
+from benchmarks.harness.case import Lab, select
+from benchmarks.harness.precompile import kernels_of
 from cudnn_blocks import GatedAttentionGeometry
+from cudnn_blocks.stages.kernel_cache import KERNELS
+from cudnn_blocks.target import Target
 
 torch.set_num_threads(1)  # sizes are small: threads would only wait for one another
 
 LAB = Lab(rounds=1, l2_bytes=60 << 20, ceiling_gb_s=None, timer=None, check_only=True)
 GEOMETRY = GatedAttentionGeometry(256, h_q=4, h_kv=2, d_head=128, rope_dim=32)
 PRECISIONS = (*cases.TOKENS, "mxfp4-output")
+FAMILIES = {
+    "block": PrecisionBlockCase,
+    "gemm": Fp8GemmCase,
+    "quantize": QuantizeCase,
+    "sdpa": Fp8SdpaCase,
+}
+QUANTIZE = [
+    QuantizeProblem("fp8", 70, 2, 64),
+    QuantizeProblem("mxfp8", 70, 2, 64),
+    QuantizeProblem("mxfp8", 70, 2, 64, along_tokens=True),
+    QuantizeProblem("nvfp4", 70, 2, 64),
+]
 
 
 def problem(precision: str, geometry=GEOMETRY, tokens: int = 70) -> PrecisionBlockProblem:
@@ -33,11 +54,23 @@ def problem(precision: str, geometry=GEOMETRY, tokens: int = 70) -> PrecisionBlo
 
 def test_the_grid_and_its_goal():
     labels = [case.label for case in BENCH.cases]
-    assert len(set(labels)) == len(labels) == 23
-    rows = [f"block/{case.name}/{mode}/{case.shape}" for case in BENCH.cases for mode in case.modes]
-    rows += [f"sdpa/{case.label}" for case in BENCH.cases if isinstance(case, Fp8SdpaCase)]
-    found = [len(fnmatch.filter(rows, goal.case)) for goal in BENCH.goals]
-    assert found == [2, 3]
+    assert len(set(labels)) == len(labels)
+    modes = {case: case.modes if len(case.modes) > 1 else ("",) for case in BENCH.cases}
+    rows = [
+        "/".join(filter(None, (case.family, case.name, mode, case.shape)))
+        for case in BENCH.cases
+        for mode in modes[case]
+    ]
+    found = {goal.case: len(fnmatch.filter(rows, goal.case)) for goal in BENCH.goals}
+    assert found == {
+        "block/qwen3-next/fp8-fused/*/S8192": 2,
+        "gemm/*/M*": 12,
+        "sdpa/d256-causal/S*": 3,
+    }
+    for family, kind in FAMILIES.items():
+        chosen = select(BENCH.cases, f"{family}/*", None)
+        assert chosen
+        assert {type(case) for case in chosen} == {kind}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -85,3 +118,77 @@ def test_bytes():
     nvfp4 = 2048 * (9216 + 2048) + 9216 * 64 + 2048 * 256
     assert problem("nvfp4-output", large).weight_bytes == nvfp4
     assert problem("fp8", large).traffic_bytes > problem("fp8", large).weight_bytes
+
+
+@pytest.fixture(scope="module")
+def product() -> Fp8GemmCase:
+    return Fp8GemmCase(Fp8GemmProblem(96, 512, 70), "cpu")
+
+
+def test_the_product_of_codes(product):
+    """Both of torch's are peers and checked; the one of BF16 values takes no part in ratios."""
+    torch.manual_seed(0)
+    outcome = product.measure(LAB)
+    assert {row.arm: row.status for row in outcome.rows} == dict.fromkeys(
+        ("ours", *SCALED_MM, CUBLAS_BF16), "ok"
+    )
+    offers = product.offers([product.problem.make_set("cpu")], None)
+    assert [arm.role for arm in offers] == [Role.OURS, Role.PEER, Role.PEER, Role.YARDSTICK]
+    assert product.check(offers[-1]) is None  # no run checks a yardstick
+    for row in outcome.rows:
+        weight_bytes = 96 * 512 * (2 if row.arm == CUBLAS_BF16 else 1)
+        assert f"weights {weight_bytes / 1e6:.1f} MB, workspace 0.0 MB" in row.engine
+
+
+def test_a_product_without_its_factor_is_wrong(product):
+    torch.manual_seed(0)
+
+    def bind(buffers):
+        x, w = (buffers[name].float() for name in ("x8", "w8"))
+        return lambda: {"y": (x @ w.t()).bfloat16()}
+
+    wrong = product.check(Arm("ours", Role.OURS, "wrong", bind))
+    assert wrong.startswith("y: 64 of 64 sampled rows off")
+
+
+def test_bytes_of_a_product_and_values_of_its_codes():
+    torch.manual_seed(0)
+    one = Fp8GemmProblem(128, 256, 8)
+    assert one.traffic_bytes == one.footprint_bytes == 8 * 256 + 128 * 256 + 2 * 8 * 128
+    buffers = one.make_set("cpu")
+    for name in "xw":
+        values = buffers[f"{name}8"].float() * buffers[f"descale_{name}"]
+        assert torch.equal(values, buffers[name].float())
+    assert one.alpha == buffers["descale_x"].item() * buffers["descale_w"].item()
+    assert 0.5 < torch.nn.functional.linear(buffers["x"], buffers["w"]).float().std() < 2.0
+
+
+@pytest.mark.parametrize("one", QUANTIZE, ids=lambda one: one.name)
+def test_quantisers_are_compared_by_bits(one, monkeypatch):
+    """The peer's steps run uncompiled here."""
+    monkeypatch.setattr(peers, "compiled", lambda function: function)
+    torch.manual_seed(0)
+    case = QuantizeCase(one, "cpu")
+    outcome = case.measure(LAB)
+    assert {row.arm: row.status for row in outcome.rows} == {"ours": "ok", COMPILED: "missing"}
+    peer = peers.compiled_quantizer(one)
+    assert case.check(peer) is None
+
+    def bind(buffers):
+        def launch():
+            one.quantize(buffers["x"], {name: buffers[name] for name in one.results("meta")})
+            buffers["codes"].view(torch.uint8).view(-1)[-1] ^= 1
+
+        return launch
+
+    assert "1 of" in case.check(Arm("ours", Role.OURS, "wrong", bind))
+    written = sum(results.numel() for results in one.results("meta").values())
+    assert one.traffic_bytes == 70 * 2 * 64 * 2 + written
+
+
+@pytest.mark.parametrize("case", BENCH.cases, ids=lambda one: f"{one.family}/{one.label}")
+def test_kernels_of_every_case_are_compiled_ahead(case, monkeypatch):
+    monkeypatch.setattr(bench, "_target", lambda: Target.parse("sm_90a"))
+    monkeypatch.setattr(KERNELS, "_kernels", {})  # what other tests have compiled is not listed
+    for plan in case.plans():
+        assert kernels_of([plan])

@@ -10,30 +10,29 @@ import math
 import pytest
 import torch
 
-from cudnn_blocks import GatedAttentionGeometry, NotServedError
+from cudnn_blocks import GatedAttentionGeometry
 from cudnn_blocks.stages.kernel_cache import KernelBuild
 from cudnn_blocks.workspace import GuardedBuffer
 from tests.helpers.gated_attention_gpu import CUDA, KERNELS
 from tests.helpers.gated_attention_precision import (
+    GPU_SLACK,
     MODES,
     PrecisionProblem,
     assert_close_to_stated,
+    assert_lse_near,
+    assert_small,
     cosine,
     make_precision_problem,
 )
 from tests.helpers.tensors import assert_same_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]  # the first test of a mode compiles it
-DECLINED = [name for name, mode in MODES.items() if mode.fused and not mode.is_per_tensor]
-SERVED = [name for name in MODES if name not in DECLINED]
 GEOMETRIES = {
     "d128": GatedAttentionGeometry(256, 6, 2, 128, rope_dim=128, window_left=200),
     "d256": GatedAttentionGeometry(512, 4, 2, 256, rope_dim=64),
 }
 LARGEST = (3, 400)
-SLACK = 3.0
-"""Kernels round the weights of keys relative to a running maximum, not that of the row."""
-modes = pytest.mark.parametrize("name", SERVED)
+modes = pytest.mark.parametrize("name", MODES)
 
 
 def make(
@@ -67,20 +66,17 @@ def assert_matches(actual: PrecisionProblem, problem: PrecisionProblem) -> None:
     """Out and LSE near the reference engine's on the CPU; rows without a key exactly so.
 
     An engine may round e4m3 weights against a maximum that lags: half a step of 1 in 16 each, which
-    is 0.02 of the row's size where few keys count and averages out where many do.
+    is 0.02 of the row's size where few keys count and averages out where many do. A value of the
+    output that crosses the border of an e2m1 code moves by a third of itself.
     """
     expected = problem.to("cpu").run()
-    out, lse = (actual[name].double().cpu() for name in ("out", "lse"))
+    assert_lse_near(actual["lse"], expected["lse"], GPU_SLACK)
+    out, wanted = (one["out"].double().cpu() for one in (actual, expected))
     dead = expected["lse"] == -math.inf
-    assert torch.equal(lse == -math.inf, dead)
     assert bool((out[dead.all(1)] == 0).all())
-    power = expected["out"].double().square()
+    power = wanted.square()
     scale = power.mean(-1, keepdim=True).maximum(power.mean()).sqrt()
-    error = (out - expected["out"].double()).abs() / scale
-    mean, worst = error.square().mean().sqrt().item(), error.max().item()
-    assert mean < 0.03, f"out: off by {mean} in the mean"
-    assert worst < 0.2, f"out: off by {worst} at worst"
-    assert bool(((lse - expected["lse"])[~dead].abs() < 0.01).all())
+    assert_small((out - wanted) / scale, 0.03, 0.4 if problem.mode.has_fp4_output else 0.2, "out")
 
 
 @modes
@@ -99,10 +95,10 @@ def test_every_element_is_near_the_oracle(name):
     actual = run(compiled(name), problem)
     exact, _ = problem.expected_at(None)
     assert cosine(actual["out"], exact) > problem.mode.cosine
-    assert_close_to_stated(actual, SLACK)
+    assert_close_to_stated(actual, GPU_SLACK)
 
 
-@pytest.mark.parametrize("name", [name for name in SERVED if MODES[name].is_per_tensor])
+@pytest.mark.parametrize("name", [name for name in MODES if MODES[name].is_per_tensor])
 def test_heads_of_64_channels(name):
     torch.manual_seed(8)
     one = GatedAttentionGeometry(256, 4, 4, 64, rope_dim=16)
@@ -149,7 +145,7 @@ def test_the_workspace_is_exact(name):
     assert_same_bits(problem["out"], expected["out"], "out")
 
 
-@pytest.mark.parametrize("name", [name for name in SERVED if "output" not in name])
+@pytest.mark.parametrize("name", [name for name in MODES if "output" not in name])
 def test_new_scales_compile_nothing(name, monkeypatch):
     problem, plan = make(name), compiled(name)
     monkeypatch.setattr(KernelBuild, "__call__", None)
@@ -162,9 +158,3 @@ def test_new_scales_compile_nothing(name, monkeypatch):
         plan.update_quant_scales(problem.quant)
     assert_matches(changed, other)
     assert not torch.equal(changed["out"], run(plan, problem)["out"])
-
-
-@pytest.mark.parametrize("name", DECLINED)
-def test_what_no_kernel_serves_declines_by_name(name):
-    with pytest.raises(NotServedError, match="^qkv_gate_proj_norm_rope: reference: target=sm_"):
-        make(name).plan().check_support()
