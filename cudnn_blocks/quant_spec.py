@@ -26,7 +26,7 @@ MX_BLOCK = 32
 """Elements under one E8M0 scale."""
 
 _SMALLEST_NORMAL, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-_PER_TENSOR_SCALES = (
+PER_TENSOR_SCALES = (
     "descale_h",
     "descale_w_qkvg",
     "descale_w_o",
@@ -35,6 +35,9 @@ _PER_TENSOR_SCALES = (
     "scale_v",
     "scale_o",
 )
+"""Fields of ``QuantSpec`` that a plan may change, in their order."""
+_UNUSED_WITH_O_FP4 = {"descale_w_o": 1.0, "scale_o": 1.0, "fast_accumulation": False}
+"""Fields of ``MxQuantSpec`` to the values that they then have."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +102,13 @@ class QuantSpec:
     """Of the gated attention output."""
     dtype: InstanceOf[torch.dtype] = E4M3
     """Of all codes."""
+    fast_accumulation: bool = False
+    """Permits sums of both projections at the tensor cores' precision; compiled in."""
 
     def validate(self) -> None:
         """Raises ContractError for a value outside the contract, NotServedError for E5M2."""
         _validate_codes("dtype", self.dtype, E4M3)
-        for name in _PER_TENSOR_SCALES:
+        for name in PER_TENSOR_SCALES:
             validate_scale(name, getattr(self, name))
         validate_scale("descale_h * descale_w_qkvg", self.alpha_qkvg)
         validate_scale("descale_w_o / scale_o", self.alpha_o)
@@ -135,6 +140,9 @@ class MxQuantSpec:
     """Codes of W_qkvg: ``torch.float8_e4m3fn`` or ``torch.float4_e2m1fn_x2``."""
     o_fp4: Fp4Format | None = None
     """Block-scaled e2m1 codes of the gated output and of W_o; None for per-tensor e4m3."""
+    fast_accumulation: bool = False
+    """Permits sums of the per-tensor e4m3 output projection at the tensor cores' precision; the
+    other products are of values, in FP32 always. False with ``o_fp4``. Compiled in."""
 
     def validate(self) -> None:
         """Raises ContractError for a value outside the contract, NotServedError for E5M2."""
@@ -143,10 +151,11 @@ class MxQuantSpec:
         if self.block_size != MX_BLOCK:
             raise ContractError("block_size", str(MX_BLOCK), self.block_size)
         for name in ("descale_w_o", "scale_o"):
+            validate_scale(name, getattr(self, name))
+        for name, neutral in _UNUSED_WITH_O_FP4.items() if self.o_fp4 is not None else ():
             value = getattr(self, name)
-            validate_scale(name, value)
-            if self.o_fp4 is not None and value != 1.0:
-                raise ContractError(name, "1.0 with o_fp4, where nothing consumes it", value)
+            if value != neutral:
+                raise ContractError(name, f"{neutral} with o_fp4, where nothing consumes it", value)
         validate_scale("descale_w_o / scale_o", self.alpha_o)
 
     @property

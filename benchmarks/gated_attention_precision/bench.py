@@ -13,13 +13,14 @@ from benchmarks.gated_attention_block.ours import OURS
 from benchmarks.gated_attention_block.peers import COMPILED
 from benchmarks.gated_attention_block.sampled import SampledCase
 from benchmarks.gated_attention_precision import ours, peers
+from benchmarks.gated_attention_precision.gemm_problem import FAST, PROMOTED
 from benchmarks.harness.arm import Arm, Missing, Offer, Role, offer, own
 from benchmarks.harness.inductor import NO_GPU
 from benchmarks.harness.problem_case import ProblemCase
 from cudnn_blocks.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchmarks.gated_attention_block.sampled import Tensors
     from benchmarks.gated_attention_precision.block_problem import PrecisionBlockProblem
@@ -68,10 +69,19 @@ class QuantizeCase(ProblemCase):
 
 
 class Fp8GemmCase(SampledCase):
-    """A product of codes against cuBLAS's, with and without its promotion of sums."""
+    """A product of codes against cuBLAS's: the accurate default against both, then like and like.
+
+    Every variant is timed with arms of its own, so the same product may be in two of them.
+    """
 
     family = "gemm"
     kinds = (family, "latency")
+    variants: Mapping[str, tuple[str, tuple[str, ...]]] = {
+        "": (OURS, tuple(peers.SCALED_MM)),
+        PROMOTED: (OURS, (peers.SCALED_MM_PROMOTED,)),
+        FAST: (ours.OURS_FAST, (peers.SCALED_MM_FAST,)),
+    }
+    """Our arm and its peers."""
 
     def __init__(self, problem: Fp8GemmProblem, device: str = "cuda") -> None:
         super().__init__(problem, device)
@@ -79,16 +89,19 @@ class Fp8GemmCase(SampledCase):
 
     @override
     def offers(self, sets: Sequence[Tensors], timer: GraphTimer | None) -> list[Offer]:
-        operands = (self.problem, sets[0])
-        return [
-            own(OURS, partial(ours.gemm_arm, *operands)),
-            *(offer(name, partial(peers.scaled_mm, *operands, name)) for name in peers.SCALED_MM),
-            peers.cublas_bf16(self.problem),
-        ]
+        ours_of, peer_of = (
+            partial(build, self.problem, sets[0]) for build in (ours.gemm_arm, peers.scaled_mm)
+        )
+        offers: list[Offer] = []
+        for variant, (own_name, peer_names) in self.variants.items():
+            offers.append(own(own_name, partial(ours_of, own_name, variant), variant))
+            offers += [offer(one, partial(peer_of, one, variant), variant) for one in peer_names]
+        return [*offers, peers.cublas_bf16(self.problem)]
 
     @override
     def plans(self) -> Sequence[Any]:
-        return [ours.gemm_plan(self.problem, self.problem.make_set("meta"), _target())]
+        sample, target = self.problem.make_set("meta"), _target()
+        return [ours.gemm_plan(self.problem, sample, one, target) for one in (PROMOTED, FAST)]
 
 
 class PrecisionBlockCase(SampledCase):

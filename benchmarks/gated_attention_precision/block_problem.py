@@ -30,7 +30,7 @@ H_SCALE, SCALE_QKV, SCALE_O = 64.0, 32.0, 64.0
 """Powers of two, so that BF16 holds the values of codes."""
 E2M1_DEVIATION = 2.9
 """Of all sixteen codes alike."""
-FUSED_SUFFIX = "-fused"
+FUSED_SUFFIX, FAST_SUFFIX = "-fused", "-fast"
 LIMITS = {"nvfp4-output": 0.25, "mxfp4-output": 0.3}
 """Of a row's error over the row's norm, against the exact layer."""
 CODES_LIMIT = 0.12
@@ -41,7 +41,7 @@ class PrecisionBlockProblem(BlockProblem):
     """A prefill of one sequence in codes."""
 
     precision: str
-    """Name of a spec, with a suffix where both fusions are on."""
+    """Name of a spec, with a suffix where both fusions are on, then one for fast accumulation."""
 
     @property
     @override
@@ -52,14 +52,22 @@ class PrecisionBlockProblem(BlockProblem):
     @property
     def is_fused(self) -> bool:
         """Both knobs are on."""
-        return self.precision.endswith(FUSED_SUFFIX)
+        return self.precision.removesuffix(FAST_SUFFIX).endswith(FUSED_SUFFIX)
+
+    @property
+    def kind(self) -> str:
+        """Name of the spec."""
+        return self.precision.removesuffix(FAST_SUFFIX).removesuffix(FUSED_SUFFIX)
 
     @property
     def quant(self) -> QuantSpec | MxQuantSpec:
         """The spec, with scales that fit the operands."""
-        spec = UNIT_SPECS[self.precision.removesuffix(FUSED_SUFFIX)]
+        spec = UNIT_SPECS[self.kind]
+        if self.precision.endswith(FAST_SUFFIX):
+            spec = replace(spec, fast_accumulation=True)
         if isinstance(spec, QuantSpec):
-            return QuantSpec(
+            return replace(
+                spec,
                 descale_h=1 / H_SCALE,
                 descale_w_qkvg=1 / weight_scale(self.geometry.d_model),
                 descale_w_o=1 / weight_scale(self.geometry.attn_width),
@@ -131,8 +139,7 @@ class PrecisionBlockProblem(BlockProblem):
         """Relative to the size of each row of the exact layer; BF16 is held to its own limit."""
         if arm.role is Role.PEER:
             return near(actual, wanted, LIMIT)
-        kind = self.precision.removesuffix(FUSED_SUFFIX)
-        return near(actual, wanted, LIMITS.get(kind, CODES_LIMIT))
+        return near(actual, wanted, LIMITS.get(self.kind, CODES_LIMIT))
 
 
 def weight_scale(k: int) -> float:

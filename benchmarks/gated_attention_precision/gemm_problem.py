@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from benchmarks.gated_attention_block.sampled import Tensors
     from benchmarks.harness.arm import Arm
 
+FAST, PROMOTED = "fast", "promoted"
+"""Variants of equal terms: all of K in the tensor cores on both sides, or on neither."""
 LIMIT = 5e-3
 """Of a row's relative error: one rounding to BF16, and sums that are promoted."""
-PEER_LIMIT = 3e-2
+FAST_LIMIT = 3e-2
 """With all of K in the tensor cores, whose sums keep some 14 bits."""
 
 
@@ -66,5 +68,6 @@ class Fp8GemmProblem(GemmProblem):
 
     @override
     def difference(self, actual: torch.Tensor, wanted: torch.Tensor, arm: Arm) -> str | None:
-        """Relative to the size of each row."""
-        return near(actual, wanted, LIMIT if arm.role is Role.OURS else PEER_LIMIT)
+        """Relative to the size of each row; peers are not held to the sums of ours."""
+        is_accurate = arm.role is Role.OURS and arm.variant != FAST
+        return near(actual, wanted, LIMIT if is_accurate else FAST_LIMIT)

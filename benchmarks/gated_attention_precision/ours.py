@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.gated_attention_block import data
 from benchmarks.gated_attention_block.ours import OURS, engines_of
+from benchmarks.gated_attention_precision.gemm_problem import FAST
 from benchmarks.gated_attention_precision.quantize_problem import SCALE
 from benchmarks.gated_attention_precision.sdpa_problem import CODES
 from benchmarks.harness.arm import Arm, Launch, Role
@@ -25,19 +26,23 @@ if TYPE_CHECKING:
     from benchmarks.gated_attention_precision.sdpa_problem import Fp8SdpaProblem
     from cudnn_blocks.target import Target
 
-BF16_FUSED = "bf16-fused"
+BF16_FUSED, OURS_FAST = "bf16-fused", "ours-fast"
 OPERANDS = ("h", "w_qkvg", *data.SMALL, "w_o", "out")
 PRODUCT = ("x8", "w8", "y")
 
 
-def gemm_plan(problem: Fp8GemmProblem, sample: Tensors, target: Target | None = None) -> Gemm:
+def gemm_plan(
+    problem: Fp8GemmProblem, sample: Tensors, variant: str, target: Target | None = None
+) -> Gemm:
     """The unchecked plan."""
-    return Gemm(*(sample[name] for name in PRODUCT), alpha=problem.alpha, target=target)
+    operands = (sample[name] for name in PRODUCT)
+    is_fast = variant == FAST
+    return Gemm(*operands, alpha=problem.alpha, fast_accumulation=is_fast, target=target)
 
 
-def gemm_arm(problem: Fp8GemmProblem, sample: Tensors) -> Arm:
+def gemm_arm(problem: Fp8GemmProblem, sample: Tensors, name: str, variant: str) -> Arm:
     """The op; its engine says how often partial sums are promoted."""
-    plan = gemm_plan(problem, sample)
+    plan = gemm_plan(problem, sample, variant)
     plan.compile()
 
     def bind(buffers: Tensors) -> Launch:
@@ -45,7 +50,7 @@ def gemm_arm(problem: Fp8GemmProblem, sample: Tensors) -> Arm:
 
     stage = plan.describe().splitlines()[1].strip()
     engine = f"{stage}; {held(problem.weight_bytes)}"
-    return Arm(OURS, Role.OURS, engine, bind, "", plan.describe())
+    return Arm(name, Role.OURS, engine, bind, variant, plan.describe())
 
 
 def quantize_plan(

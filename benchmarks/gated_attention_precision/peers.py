@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from benchmarks.gated_attention_precision.sdpa_problem import Fp8SdpaProblem
 
 FA3_FP8, CUBLAS_BF16 = "fa3-fp8", "cublas-bf16"
-SCALED_MM = {"scaled-mm-fast": True, "scaled-mm": False}
+SCALED_MM_FAST, SCALED_MM_PROMOTED = "scaled-mm-fast", "scaled-mm"
+SCALED_MM = {SCALED_MM_FAST: True, SCALED_MM_PROMOTED: False}
 """Arm to ``use_fast_accum``."""
 
 
-def scaled_mm(problem: Fp8GemmProblem, sample: Tensors, name: str) -> Arm:
+def scaled_mm(problem: Fp8GemmProblem, sample: Tensors, name: str, variant: str) -> Arm:
     """``torch._scaled_mm`` into the result."""
     is_fast = SCALED_MM[name]
 
@@ -47,7 +48,7 @@ def scaled_mm(problem: Fp8GemmProblem, sample: Tensors, name: str) -> Arm:
 
     bind(sample)()
     engine = f"torch._scaled_mm, use_fast_accum={is_fast}; {held(problem.weight_bytes)}"
-    return Arm(name, Role.PEER, engine, bind)
+    return Arm(name, Role.PEER, engine, bind, variant)
 
 
 def cublas_bf16(problem: Fp8GemmProblem) -> Arm:

@@ -125,7 +125,9 @@ class StageFactory:
             products = DequantGemmModes(n, k, w.block, w.block if is_out else MXFP8)
             return DequantGemmStage(slot, products, self.num_rows, self.target, engine)
         norm_rope = self._fused_norm_rope if slot == PROJ_NORM_ROPE else None
-        modes = GemmModes(n, k, E4M3_NAME if w.dtype == E4M3 else self.dtype, norm_rope)
+        dtype = E4M3_NAME if w.dtype == E4M3 else self.dtype
+        fast = self.quant is not None and self.quant.fast_accumulation
+        modes = GemmModes(n, k, dtype, norm_rope, fast_accumulation=fast)
         facts = (modes, self.num_rows, self.target, engine)
         return GemmStage(slot, *facts, eps=one.qk_norm_eps, device=device)
 

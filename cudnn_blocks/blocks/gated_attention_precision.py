@@ -32,7 +32,7 @@ BLOBS = ("h_sf", "w_qkvg_sf", "w_o_sf")
 ROW_BLOCKS_MULTIPLE = 4
 """Scales of a row in one tile of a blob: rows that a blob scales hold whole tiles."""
 _PACKED = torch.uint8
-_FIXED_FIELDS = frozenset({"dtype", "block_size", "w_qkvg_dtype", "o_fp4"})
+_FIXED_FIELDS = frozenset({"dtype", "block_size", "w_qkvg_dtype", "o_fp4", "fast_accumulation"})
 """Fields of a spec that are compiled in."""
 
 

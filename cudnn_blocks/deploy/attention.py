@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -11,6 +12,7 @@ from pydantic import Field
 from cudnn_blocks.api_base import APIBase
 from cudnn_blocks.blocks import UNIT_SPECS, GatedAttentionBlockFwd, block_samples
 from cudnn_blocks.deploy.request import TORCH_DTYPES, Batch, Dtype, Request, Tokens, spec
+from cudnn_blocks.errors import ContractError
 from cudnn_blocks.geometry import GatedAttentionGeometry, SdpaGeometry
 from cudnn_blocks.ops import Gemm, QkNormRope, QkvGateProjection, SdpaFwd, SigmoidGate
 from cudnn_blocks.quant_spec import E4M3
@@ -19,6 +21,9 @@ from cudnn_blocks.tensor_spec import TensorSpec
 QueryHeads = Annotated[int, Field(description="query heads")]
 KeyHeads = Annotated[int, Field(description="key and value heads")]
 QuantName = Literal["fp8", "mxfp8", "mxfp4-weights", "nvfp4-output", "mxfp4-output"]
+FastAccumulation = Annotated[
+    bool, Field(description="permit sums of e4m3 codes at the tensor cores' precision")
+]
 RopeDim = Annotated[int, Field(description="leading channels that rotate; 0 for none")]
 
 
@@ -89,6 +94,7 @@ class GatedAttentionBlockRequest(_Masked, _NormRope):
     fuse_norm_rope: bool = False
     fuse_gate: bool = False
     quant: Annotated[QuantName | None, Field(description="operands in codes")] = None
+    fast_accumulation: FastAccumulation = False
 
     def arguments(self) -> dict[str, Any]:
         """See ``Request``."""
@@ -99,6 +105,10 @@ class GatedAttentionBlockRequest(_Masked, _NormRope):
             **self.attention,
         )
         quant = None if self.quant is None else UNIT_SPECS[self.quant]
+        if self.fast_accumulation:
+            if quant is None:
+                raise ContractError("fast_accumulation", "False without quant", True)
+            quant = replace(quant, fast_accumulation=True)
         sizes = (geometry, self.batch, self.tokens)
         return {
             **self.small_samples(),
@@ -208,6 +218,7 @@ class GemmRequest(Request):
     dtype: Annotated[Literal[Dtype, "e4m3"], Field(description="of x and w")] = "bf16"
     n: Annotated[int, Field(description="columns of y")]
     k: Annotated[int, Field(description="columns of x")]
+    fast_accumulation: FastAccumulation = False
 
     def arguments(self) -> dict[str, Any]:
         """See ``Request``."""
@@ -219,4 +230,5 @@ class GemmRequest(Request):
             "sample_x": spec(operand, self.batch, self.tokens, self.k),
             "sample_w": spec(operand, self.n, self.k),
             "sample_y": spec(result, self.batch, self.tokens, self.n),
+            "fast_accumulation": self.fast_accumulation,
         }

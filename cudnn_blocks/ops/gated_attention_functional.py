@@ -23,7 +23,7 @@ from cudnn_blocks.ops.library import (
     register,
 )
 from cudnn_blocks.plan_cache import PLANS
-from cudnn_blocks.quant_spec import Fp4Format, MxQuantSpec, QuantSpec
+from cudnn_blocks.quant_spec import PER_TENSOR_SCALES, Fp4Format, MxQuantSpec, QuantSpec
 from cudnn_blocks.stream import StreamLike
 from cudnn_blocks.tensor_spec import TensorSpec
 
@@ -31,7 +31,8 @@ Operands = dict[str, Any]
 
 _OP_NAME = "gated_attention"
 _TENSORS = ("h", "w_qkvg", "w_q_norm", "w_k_norm", "cos", "sin", "w_o", "seq_lens")
-_FP8_SCALES = tuple(f.name for f in dataclasses.fields(QuantSpec) if f.name != "dtype")
+_FAST = "fast"
+"""In the spelling of a spec with ``fast_accumulation``."""
 _FIELDS = tuple(field.name for field in dataclasses.fields(GatedAttentionGeometry))
 
 
@@ -203,10 +204,11 @@ def _spell(quant: Quant | None) -> tuple[str, list[float]]:
     """A spec as the schema has it: what is compiled in, by name, and its scales in their order."""
     if quant is None:
         return "", []
+    fast = f" {_FAST}" if quant.fast_accumulation else ""
     if isinstance(quant, QuantSpec):
-        return str(quant.dtype), [getattr(quant, name) for name in _FP8_SCALES]
+        return f"{quant.dtype}{fast}", [getattr(quant, name) for name in PER_TENSOR_SCALES]
     o_fp4 = "none" if quant.o_fp4 is None else quant.o_fp4.name
-    formats = f"{quant.dtype} {quant.block_size} {quant.w_qkvg_dtype} {o_fp4}"
+    formats = f"{quant.dtype} {quant.block_size} {quant.w_qkvg_dtype} {o_fp4}{fast}"
     return formats, [quant.descale_w_o, quant.scale_o]
 
 
@@ -214,9 +216,12 @@ def _read(formats: str, scales: Sequence[float]) -> Quant | None:
     """The spec of ``_spell``."""
     if not formats:
         return None
-    dtype, *others = formats.split()
+    words = formats.split()
+    is_fast = words[-1] == _FAST
+    dtype, *others = words[:-1] if is_fast else words
     if not others:
-        return QuantSpec(**dict(zip(_FP8_SCALES, scales, strict=True)), dtype=_dtype_of(dtype))
+        own = dict(zip(PER_TENSOR_SCALES, scales, strict=True))
+        return QuantSpec(**own, dtype=_dtype_of(dtype), fast_accumulation=is_fast)
     block_size, w_qkvg_dtype, o_fp4 = others
     descale_w_o, scale_o = scales
     return MxQuantSpec(
@@ -226,6 +231,7 @@ def _read(formats: str, scales: Sequence[float]) -> Quant | None:
         int(block_size),
         _dtype_of(w_qkvg_dtype),
         Fp4Format.__members__.get(o_fp4),
+        is_fast,
     )
 
 

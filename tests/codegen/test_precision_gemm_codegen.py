@@ -19,7 +19,7 @@ from tests.codegen.cubin_sass import opcodes_of
 from tests.codegen.cubin_usage import usage_of
 from tests.conftest import SUMMARY_LINE
 
-HOPPER, OLDEST = ("sm_90a",), ("sm_80",)
+HOPPER, OLDEST, NEWER = ("sm_90a",), ("sm_80",), ("sm_100a",)
 NEXT = NormRope(256, 16, 2, 64, True)
 MAX_REGISTERS = 255
 
@@ -35,31 +35,42 @@ class Case:
     w_format: str | None = None
     norm_rope: NormRope | None = None
     engine: str = "hopper"
-    promote_every: int = 1
+    fast_accumulation: bool = False
 
     def __str__(self) -> str:
         what = self.w_format or ("e4m3 norm-rope" if self.norm_rope else "e4m3")
-        promoted = "" if self.w_format else f" {self.engine} promote={self.promote_every}"
-        return f"{what} {self.rows}x{self.n}x{self.k}{promoted}"
+        fast = " fast" if self.fast_accumulation else ""
+        how = "" if self.w_format else f" {self.engine}{fast}"
+        return f"{what} {self.rows}x{self.n}x{self.k}{how}"
 
     def stage(self, target: Target) -> DecodeStage | GemmStage:
         if self.w_format is not None:
             modes = DequantGemmModes(self.n, self.k, BLOCK_FORMATS[self.w_format])
             return DecodeStage("dequant_gemm", modes, self.rows, target)
-        e4m3 = GemmModes(self.n, self.k, "e4m3", self.norm_rope, self.promote_every)
+        fast = self.fast_accumulation
+        e4m3 = GemmModes(self.n, self.k, "e4m3", self.norm_rope, fast_accumulation=fast)
         return GemmStage("gemm", e4m3, self.rows, target, self.engine)
 
 
 CASES = [
     Case(HOPPER, 4096),
     Case(HOPPER, 4096, norm_rope=NEXT),
+    Case(HOPPER, 4096, norm_rope=NEXT, fast_accumulation=True),
     Case(OLDEST, 16, engine="portable"),
     Case((*HOPPER, *OLDEST), 16, w_format="mxfp4"),
     Case(HOPPER, 32, w_format="nvfp4"),
+    # Where registers have been shortest.
+    Case(("sm_89",), 4096, norm_rope=NEXT, engine="portable"),
+    Case(NEWER, 32, w_format="mxfp8"),
+    Case(NEWER, 1, w_format="nvfp4"),
 ]
 EVERY = [
-    *(Case(HOPPER, rows, promote_every=p) for rows in (64, 300, 8192) for p in (0, 1)),
-    *(Case(HOPPER, rows, norm_rope=NEXT, promote_every=p) for rows in (300, 8192) for p in (0, 1)),
+    *(
+        Case(HOPPER, rows, norm_rope=norm_rope, fast_accumulation=fast)
+        for norm_rope, every in ((None, (64, 300, 8192)), (NEXT, (300, 8192)))
+        for rows in every
+        for fast in (True, False)
+    ),
     Case(HOPPER, 2048, 1536, norm_rope=NormRope(128, 4, 2, 128, False)),
     Case(HOPPER, 16, 1024, norm_rope=NormRope(64, 6, 2, 20, True)),
     *(Case(GPU_TARGET_NAMES, rows, engine="portable") for rows in (1, 64, 4096)),

@@ -18,8 +18,13 @@ from benchmarks.gated_attention_precision.bench import (
 )
 from benchmarks.gated_attention_precision.block_problem import PrecisionBlockProblem
 from benchmarks.gated_attention_precision.gemm_problem import Fp8GemmProblem
-from benchmarks.gated_attention_precision.ours import BF16_FUSED
-from benchmarks.gated_attention_precision.peers import CUBLAS_BF16, FA3_FP8, SCALED_MM
+from benchmarks.gated_attention_precision.ours import BF16_FUSED, OURS_FAST
+from benchmarks.gated_attention_precision.peers import (
+    CUBLAS_BF16,
+    FA3_FP8,
+    SCALED_MM_FAST,
+    SCALED_MM_PROMOTED,
+)
 from benchmarks.gated_attention_precision.quantize_problem import QuantizeProblem
 from benchmarks.gated_attention_precision.sdpa_problem import Fp8SdpaProblem
 from benchmarks.harness.arm import Arm, Role
@@ -57,20 +62,31 @@ def test_the_grid_and_its_goal():
     assert len(set(labels)) == len(labels)
     modes = {case: case.modes if len(case.modes) > 1 else ("",) for case in BENCH.cases}
     rows = [
-        "/".join(filter(None, (case.family, case.name, mode, case.shape)))
+        "/".join(filter(None, (case.family, case.name, mode, variant, case.shape)))
         for case in BENCH.cases
         for mode in modes[case]
+        for variant in getattr(case, "variants", ("",))
     ]
     found = {goal.case: len(fnmatch.filter(rows, goal.case)) for goal in BENCH.goals}
     assert found == {
         "block/qwen3-next/fp8-fused/*/S8192": 2,
-        "gemm/*/M*": 12,
+        "gemm/*[0-9]/M*": 12,
+        "gemm/*/promoted/M*": 12,
+        "gemm/*/fast/M*": 12,
         "sdpa/d256-causal/S*": 3,
     }
+    assert [goal.arm for goal in BENCH.goals] == ["ours"] * 3 + [OURS_FAST, "ours"]
     for family, kind in FAMILIES.items():
         chosen = select(BENCH.cases, f"{family}/*", None)
         assert chosen
         assert {type(case) for case in chosen} == {kind}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_precision_is_a_spec_and_suffixes(precision):
+    one = problem(precision)
+    assert one.is_fused == ("-fused" in precision)
+    assert one.quant.fast_accumulation == precision.endswith("-fast")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -129,11 +145,21 @@ def test_the_product_of_codes(product):
     """Both of torch's are peers and checked; the one of BF16 values takes no part in ratios."""
     torch.manual_seed(0)
     outcome = product.measure(LAB)
-    assert {row.arm: row.status for row in outcome.rows} == dict.fromkeys(
-        ("ours", *SCALED_MM, CUBLAS_BF16), "ok"
-    )
+    by_case = {}
+    for row in outcome.rows:
+        assert row.status == "ok"
+        by_case.setdefault(row.case.removeprefix("latency/"), []).append(row.arm)
+    assert by_case == {
+        "96x512/M70": ["ours", SCALED_MM_FAST, SCALED_MM_PROMOTED, CUBLAS_BF16],
+        "96x512/promoted/M70": ["ours", SCALED_MM_PROMOTED],
+        "96x512/fast/M70": [OURS_FAST, SCALED_MM_FAST],
+    }
     offers = product.offers([product.problem.make_set("cpu")], None)
-    assert [arm.role for arm in offers] == [Role.OURS, Role.PEER, Role.PEER, Role.YARDSTICK]
+    ours, peer = Role.OURS, Role.PEER
+    assert [arm.role for arm in offers] == [
+        *(ours, peer, peer, ours, peer, ours, peer),
+        Role.YARDSTICK,
+    ]
     assert product.check(offers[-1]) is None  # no run checks a yardstick
     for row in outcome.rows:
         weight_bytes = 96 * 512 * (2 if row.arm == CUBLAS_BF16 else 1)

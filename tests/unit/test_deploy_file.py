@@ -97,6 +97,23 @@ def test_knobs_reach_the_plan(op, knobs):
     assert plans[0].describe() != plans[1].describe()
 
 
+@pytest.mark.parametrize(
+    ("op", "codes", "decline"),
+    [
+        ("gemm", {"dtype": "e4m3"}, "False with torch.bfloat16 operands"),
+        ("gated-attention-block", {"quant": "fp8"}, "False without quant"),
+        ("gated-attention-block", {"quant": "mxfp8"}, "False without quant"),
+    ],
+)
+def test_fast_accumulation_is_for_codes(op, codes, decline):
+    knobs = {"fast_accumulation": True}
+    (request,) = deploy({"op": op, **SMALLEST[op], **codes, **knobs}).plans
+    assert "fast accumulation" in request.plan("sm_90a").describe()
+    (request,) = deploy({"op": op, **SMALLEST[op], **knobs}).plans
+    with pytest.raises(ContractError, match=f"fast_accumulation: expected {decline}"):
+        request.plan("sm_90a").check_support()
+
+
 def test_pins_are_passed_on():
     (request,) = deploy(
         {"op": "sdpa-fwd", **SMALLEST["sdpa-fwd"], "engines": {"sdpa": "portable"}}

@@ -65,8 +65,19 @@ def test_the_library_op_is_the_function(name):
 @pytest.mark.parametrize("name", MODES)
 def test_a_spec_survives_its_spelling(name):
     quant = make(name).quant
-    assert _read(*_spell(quant)) == quant
+    for fast in (False, True):
+        spec = dataclasses.replace(quant, fast_accumulation=fast)
+        assert _read(*_spell(spec)) == spec
     assert _read(*_spell(None)) is None
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-fused", "mxfp8"])
+def test_fast_accumulation_is_another_plan_with_the_same_bits_here(name):
+    problem = make(name)
+    fast = dataclasses.replace(problem.quant, fast_accumulation=True)
+    PLANS.clear()
+    assert_same_bits(call(problem, quant=fast), call(problem), "out")
+    assert PLANS.stats().size == 2
 
 
 def test_bad_calls():

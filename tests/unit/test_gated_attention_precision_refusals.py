@@ -99,6 +99,29 @@ def test_scales_that_nothing_consumes(name, field):
     assert_declined(problem, ContractError, f"^{field}: expected 1.0 with o_fp4")
 
 
+@pytest.mark.parametrize("name", ["nvfp4-output", "mxfp4-output-fused"])
+def test_fast_accumulation_that_nothing_consumes(name):
+    problem = with_quant(make(name), fast_accumulation=True)
+    assert_declined(problem, ContractError, "^fast_accumulation: expected False with o_fp4")
+
+
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        ("fp8", {"qkv_gate_proj", "out_proj"}),
+        ("fp8-fused", {"qkv_gate_proj_norm_rope", "out_proj"}),
+        ("mxfp8", {"out_proj"}),
+        ("mxfp4-weights-fused", {"out_proj"}),
+    ],
+)
+def test_fast_accumulation_reaches_the_products_of_codes(name, stages):
+    for fast in (False, True):
+        problem = with_quant(make(name), fast_accumulation=fast).to("meta")
+        lines = problem.plan(target="sm_90a").describe().splitlines()
+        found = {line.split(":")[0].strip() for line in lines if "fast accumulation" in line}
+        assert found == (stages if fast else set())
+
+
 def test_another_block_size():
     problem = with_quant(make("mxfp8"), block_size=16)
     assert_declined(problem, ContractError, "^block_size: expected 32, got 16")
@@ -259,6 +282,10 @@ def test_scales_of_another_mode_are_not_taken():
         plan.update_quant_scales(None)
     with pytest.raises(ContractError, match="^scale_q: expected"):
         plan.update_quant_scales(dataclasses.replace(fp8.quant, scale_q=0.0))
+    for problem, own in ((fp8, plan), (mx, mx.compiled())):
+        fast = dataclasses.replace(problem.quant, fast_accumulation=True)
+        with pytest.raises(ContractError, match="^quant: .* with other scales"):
+            own.update_quant_scales(fast)
     mx_plan = mx.compiled()
     for other in ({"o_fp4": Fp4Format.NVFP4, "descale_w_o": 1.0, "scale_o": 1.0},):
         with pytest.raises(ContractError, match="^quant: expected MxQuantSpec.* with other scales"):

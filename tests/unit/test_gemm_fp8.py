@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cudnn_blocks import ContractError, Gemm, NotServedError, TensorSpec, ops
+from cudnn_blocks.plan_cache import PLANS
 from cudnn_blocks.stages.gemm.epilogues import NormRope
 from cudnn_blocks.stages.gemm.hopper_config import GemmKernelConfig, smem_bytes
 from cudnn_blocks.stages.gemm.hopper_tiles import PROMOTED_TILES, TILES
@@ -69,6 +70,56 @@ def test_alpha_of_values_is_refused():
     plan = Gemm(x, x[0], torch.empty(1, 2, 2, dtype=BF16), alpha=2.0)
     with pytest.raises(ContractError, match="alpha"):
         plan.check_support()
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_fast_accumulation_of_values_is_refused(dtype):
+    x = torch.empty(1, 2, 8, dtype=dtype)
+    match = "^fast_accumulation: expected False with .*16 operands, got True"
+    with pytest.raises(ContractError, match=match):
+        ops.gemm(x, x[0], fast_accumulation=True)
+    with pytest.raises(TypeError, match="^fast_accumulation: expected bool, got int"):
+        Gemm(x, x[0], x, fast_accumulation=1)
+    with pytest.raises(TypeError, match="^fast_accumulation: expected bool, got int"):
+        ops.gemm(codes(1, 2, 16), codes(8, 16), fast_accumulation=1)
+
+
+@pytest.mark.parametrize(
+    ("target", "default", "fast"),
+    [
+        ("sm_90a", "FP32 sums every 128 of K", "fast accumulation"),
+        ("sm_80", "tiles", "tiles"),
+        ("cpu", "allocates", "allocates"),
+    ],
+)
+def test_accumulation_is_accurate_unless_asked(target, default, fast):
+    """It is said, and compiled in where a kernel has the choice."""
+    sizes = specs(300, 512, 256)
+    plans = [Gemm(*sizes, target=target, fast_accumulation=one) for one in (False, True)]
+    said = [plan.describe() for plan in plans]
+    assert default in said[0]
+    assert fast in said[1]
+    has_choice = target == "sm_90a"
+    assert (said[0] != said[1]) == has_choice
+    if target != "cpu":
+        first, second = (plan._stages[0]._choose_kernel() for plan in plans)
+        assert (first != second) == has_choice
+
+
+def test_fast_accumulation_has_a_plan_of_its_own_and_the_same_bits_here():
+    x, w = codes(1, 3, 64), codes(24, 64)
+    PLANS.clear()
+    accurate, fast = (ops.gemm(x, w, fast_accumulation=one) for one in (False, True))
+    assert PLANS.stats().size == 2
+    assert torch.equal(accurate, fast)
+    traced = torch.compile(
+        lambda x: ops.gemm(x, w, alpha=1.0, fast_accumulation=True),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    assert torch.equal(traced(x), fast)
+    checks = ("test_faketensor",)  # the others need arithmetic that torch has not for codes
+    torch.library.opcheck(torch.ops.cudnn_blocks.gemm.default, (x, w, 0.5, True), test_utils=checks)
 
 
 def test_result_of_codes_is_bf16():

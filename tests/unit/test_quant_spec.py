@@ -10,13 +10,40 @@ import pytest
 import torch
 
 from cudnn_blocks import ContractError, Fp4Format, MxQuantSpec, NotServedError, QuantSpec
-from cudnn_blocks.quant_spec import BLOCK_FORMATS, E2M1_X2, E4M3, E8M0, MXFP4, MXFP8, NVFP4
+from cudnn_blocks.quant_spec import (
+    BLOCK_FORMATS,
+    E2M1_X2,
+    E4M3,
+    E8M0,
+    MXFP4,
+    MXFP8,
+    NVFP4,
+    PER_TENSOR_SCALES,
+)
 
-SCALES = [field.name for field in dataclasses.fields(QuantSpec) if field.name != "dtype"]
+SCALES = [
+    field.name
+    for field in dataclasses.fields(QuantSpec)
+    if field.name not in ("dtype", "fast_accumulation")
+]
 
 
 def make_spec(**changes):
     return QuantSpec(**{**dict.fromkeys(SCALES, 1.0), **changes})
+
+
+def test_every_scale_is_listed():
+    assert list(PER_TENSOR_SCALES) == SCALES
+
+
+def test_accumulation_is_accurate_unless_asked():
+    """The last field of both, so that nothing that was spelled by position moves."""
+    for spec in (make_spec(), MxQuantSpec(1.0)):
+        assert dataclasses.fields(spec)[-1].name == "fast_accumulation"
+        assert spec.fast_accumulation is False
+        fast = dataclasses.replace(spec, fast_accumulation=True)
+        fast.validate()
+        assert fast != spec
 
 
 def test_products_of_scales():
@@ -70,8 +97,10 @@ def test_weights_of_the_block_scaled_modes():
 
 
 @pytest.mark.parametrize("fmt", Fp4Format)
-def test_scales_without_a_consumer_are_one(fmt):
+def test_fields_without_a_consumer_are_neutral(fmt):
     MxQuantSpec(1.0, o_fp4=fmt).validate()
+    with pytest.raises(ContractError, match=r"^fast_accumulation: expected False with o_fp4"):
+        MxQuantSpec(1.0, o_fp4=fmt, fast_accumulation=True).validate()
     for name in ("descale_w_o", "scale_o"):
         with pytest.raises(ContractError, match=rf"^{name}: expected 1.0 with o_fp4"):
             MxQuantSpec(**{"descale_w_o": 1.0, name: 2.0}, o_fp4=fmt).validate()
@@ -105,6 +134,8 @@ def test_strict_types():
         (lambda: MxQuantSpec(True), "^MxQuantSpec.descale_w_o: "),
         (lambda: MxQuantSpec(1.0, o_fp4="nvfp4"), "^MxQuantSpec.o_fp4: "),
         (lambda: MxQuantSpec(1.0, o_fp8=1), "^MxQuantSpec.o_fp8: "),
+        (lambda: make_spec(fast_accumulation=1), "^QuantSpec.fast_accumulation: "),
+        (lambda: MxQuantSpec(1.0, fast_accumulation=1), "^MxQuantSpec.fast_accumulation: "),
     ):
         with pytest.raises(TypeError, match=match):
             make()

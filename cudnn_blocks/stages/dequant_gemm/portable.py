@@ -5,20 +5,23 @@
     acc[m, n] = sum_k f32(x[m, k]) * f32(W[n, k])           FP32
     y[m, n] = B(alpha * acc[m, n])
 
-Weights are read once, so this is bound by memory: they go from there to registers in 16-byte loads
-and become BF16 there. They are the 16-row side of mma.sync m16n8k16, x the 8-column side.
+Weights are read once, so this is bound by memory. They go to shared memory in 16-byte cp.async, in
+a ring that belongs to each thread alone, and become BF16 in its registers. They are the 16-row side
+of mma.sync m16n8k16, x the 8-column side.
 
 Grid:          (row tiles of 128 x CTAs of a cluster, tiles of tokens). The CTAs of a cluster share
                K (sm_90 and newer), and so do the warps of a CTA.
 Warps:         4 along N x ``warps_k`` along K. A warp has 32 weight rows: 8 neighbours, 4 times 32
                rows apart, whose scales are 16 neighbouring bytes of the blob for 4 blocks of K.
 K:             a warp takes 128 elements at a time. A lane's 16-byte load is one operand of several
-               products, so the order of K inside of them is the codes', not memory's; x is staged
-               in the same order.
-Pipeline:      two steps of a warp's codes and scales in registers; x of ``staged_steps`` steps in
-               shared memory, one pair of barriers each time that it is filled.
-Shared memory: rows of x, whose 16-byte columns are XOR-ed so that 8 lanes meet 8 bank groups; then,
-               in their place, the FP32 sums of every warp along K.
+               products, so the order of K inside of them is the codes', not memory's; x is put in
+               the same order once it has arrived.
+Pipeline:      x of ``staged_steps`` steps, then ``depth`` steps of codes and scales are on the way
+               at once. A thread reads what it asked for itself: it waits for its own copies, and
+               the only barriers are those around x, one pair each time that it is filled.
+Shared memory: rows of x, whose 16-byte columns are XOR-ed so that 8 lanes meet 8 bank groups, and
+               the ring, ``(depth, vector, thread)`` of 16 bytes; then, in their place, the FP32
+               sums of every warp along K.
 Sums:          in the order of warps, then of CTAs, whatever comes first: the bits are the same in
                every run. CTAs of a cluster read each other's, and each stores a part.
 Edges:         rows past N, K past its end and padding of the blob are not read.
@@ -41,16 +44,17 @@ from cutlass.memory import SmemAllocator
 from cudnn_blocks.stages.dequant_gemm.portable_config import (
     MMA_N,
     PART_PITCH,
-    PREFETCH,
     ROWS,
     SLOTS,
     STEP,
+    VECTOR_BYTES,
     WARP_THREADS,
     WARPS_N,
     DecodeKernelConfig,
-    shared_bytes,
+    smem_bytes,
+    x_bytes,
 )
-from cudnn_blocks.stages.device.control import cta_or
+from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
 from cudnn_blocks.stages.device.packed_codes import (
     E2M1_ORDER,
     E4M3_ORDER,
@@ -65,7 +69,6 @@ from cudnn_blocks.stages.device.packed_codes import (
 from cudnn_blocks.stages.gemm.portable_operands import rows_of
 
 VEC = 8  # elements of a 16-byte vector of x
-VECTOR_BITS = 128
 WORDS = 4  # 32-bit words of a vector
 CHUNKS = 4  # vectors of x, of 8 elements each, that a lane's codes of a row and step meet
 STEP_VECS = STEP // VEC
@@ -175,22 +178,16 @@ class DecodeKernel:
         place = Place(tidx, bidx // cfg.splits, bidx % cfg.splits, token_tile * cfg.tokens)
         smem = SmemAllocator()
         sPart = smem.allocate_tensor(
-            Float32, cute.make_layout(shared_bytes(cfg) // 4), byte_alignment=128
+            Float32, cute.make_layout(smem_bytes(cfg) // 4), byte_alignment=128
         )
-        sX = cute.make_tensor(
-            cute.recast_ptr(sPart.iterator, dtype=Uint32), cute.make_layout(shared_bytes(cfg) // 4)
-        )
-        sBits = smem.allocate_tensor(
-            Uint32, cute.make_layout(cfg.threads // WARP_THREADS), byte_alignment=4
-        )
+        words = cute.recast_ptr(sPart.iterator, dtype=Uint32)
+        sX = cute.make_tensor(words, cute.make_layout(x_bytes(cfg) // 4))
+        ring = words + x_bytes(cfg) // 4
+        sRing = cute.make_tensor(ring, cute.make_layout((smem_bytes(cfg) - x_bytes(cfg)) // 4))
         tCrC = self.make_accumulators()
-        needs_care = self.accumulate(operands, tCrC, sX, place, False)
+        self.accumulate(operands, tCrC, sX, sRing, place)
+        cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
-        if const_expr(cfg.is_mx):
-            if cta_or(needs_care & Uint32(EVERY_SIGN), sBits) != 0:
-                tCrC.fill(0.0)
-                self.accumulate(operands, tCrC, sX, place, True)
-            cute.arch.sync_threads()
         self.stage_sums(tCrC, sPart, place)
         if const_expr(cfg.splits > 1):
             cute.arch.cluster_arrive()
@@ -218,95 +215,147 @@ class DecodeKernel:
         operands: Operands,
         tCrC: cute.Tensor,
         sX: cute.Tensor,
+        sRing: cute.Tensor,
         place: Place,
-        saturates: cutlass.Constexpr[bool],
-    ) -> Uint32:
-        """Adds this warp's products.
-
-        Weights beyond BF16's range saturate if ``saturates``. Otherwise the result has a bit of
-        ``EVERY_SIGN`` if a scale is so large that one may be there, and the sums are to be redone.
-        """
+    ):
+        """Adds this warp's products."""
         cfg = self.config
         num_steps = (operands.mX.shape[1] - 1) // STEP + 1
         share = (num_steps - 1) // cfg.splits + 1
         first = place.rank * share
         last = cutlass.min(first + share, num_steps)
-        rCodes, rNext = (
-            cute.make_rmem_tensor((WORDS, cfg.loads, SLOTS), Uint32) for _ in range(PREFETCH)
-        )
-        rScales, rNextScales = (cute.make_rmem_tensor(SLOTS, Uint32) for _ in range(PREFETCH))
-        step = first + place.warp_k
-        self.load(operands, rCodes, rScales, step, last, place)
-        self.load(operands, rNext, rNextScales, step + cfg.warps_k, last, place)
-        large = Uint32(0)
+        rCodes = cute.make_rmem_tensor((WORDS, cfg.loads, SLOTS), Uint32)
+        rScales = cute.make_rmem_tensor(SLOTS, Uint32)
+        self.fetch_x(operands, sX, first, place)
+        for slot in cutlass.range_constexpr(cfg.depth):
+            step = first + place.warp_k + slot * cfg.warps_k
+            self.fetch(operands, sRing, Int32(slot), step, last, place)
+        slot = Int32(0)
         for staged in cutlass.range(first, last, cfg.staged_steps, unroll=1):
-            if staged > first:
+            if staged == first:
+                cute.arch.cp_async_wait_group(cfg.depth)
+            else:
                 cute.arch.sync_threads()
-            self.stage_x(operands, sX, staged, place)
+                self.fetch_x(operands, sX, staged, place)
+                cute.arch.cp_async_wait_group(0)
+            self.order_x(sX, place)
             cute.arch.sync_threads()
             end = cutlass.min(staged + cfg.staged_steps, last)
             for step in cutlass.range(staged + place.warp_k, end, cfg.warps_k, unroll=1):
-                large |= self.large_scales(rScales)
-                self.multiply(tCrC, rCodes, rScales, sX, step - staged, place, saturates)
-                rCodes.store(rNext.load())
-                rScales.store(rNextScales.load())
-                self.load(operands, rNext, rNextScales, step + 2 * cfg.warps_k, last, place)
-        return large
+                cute.arch.cp_async_wait_group(cfg.depth - 1)
+                self.collect(operands, sRing, rCodes, rScales, slot, step, place)
+                self.multiply(tCrC, rCodes, rScales, sX, step - staged, place)
+                following = step + cfg.depth * cfg.warps_k
+                self.fetch(operands, sRing, slot, following, last, place)
+                slot = slot + 1 if slot + 1 < cfg.depth else Int32(0)
 
     @cute.jit
-    def load(self, operands: Operands, rCodes, rScales, step: Int32, last: Int32, place: Place):
-        """Codes ``(WORD, LOAD, SLOT)`` and scale words ``(SLOT)`` of a step; zeros outside."""
+    def fetch(
+        self,
+        operands: Operands,
+        sRing: cute.Tensor,
+        slot: Int32,
+        step: Int32,
+        last: Int32,
+        place: Place,
+    ):
+        """Starts this thread's codes and scales of a step on their way; zeros outside."""
         cfg = self.config
         n, row_bytes = operands.mW.shape
-        is_inside = Boolean(False)
         for i in cutlass.range_constexpr(cfg.loads):
-            byte = step * (STEP // cfg.codes_per_byte) + i * QUAD_BYTES + place.quad_lane * 16
+            byte = self.first_byte(step, i, place)
             is_inside = (step < last) & (byte < row_bytes)
             for s in cutlass.range_constexpr(SLOTS):
                 row = place.tile * ROWS + place.blob_row + s * BLOB_ROWS
                 offset = Int64(row) * operands.mW.stride[0] + byte
-                load_words(rCodes[None, i, s], operands.mW, offset, is_inside & (row < n))
+                cp_async_16_or_zero(
+                    sRing.iterator + self.ring_offset(slot, i * SLOTS + s, place),
+                    operands.mW.iterator + cute.assume(offset, divby=VECTOR_BYTES),
+                    is_inside & (row < n),
+                )
             if const_expr(i == 0):
-                self.load_scales(operands, rScales, step, is_inside, place)
+                cp_async_16_or_zero(
+                    sRing.iterator + self.ring_offset(slot, cfg.loads * SLOTS, place),
+                    operands.mSF.iterator + self.scale_offset(operands, step, place),
+                    is_inside,
+                )
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def collect(
+        self,
+        operands: Operands,
+        sRing: cute.Tensor,
+        rCodes: cute.Tensor,
+        rScales: cute.Tensor,
+        slot: Int32,
+        step: Int32,
+        place: Place,
+    ):
+        """Codes ``(WORD, LOAD, SLOT)`` and scale words ``(SLOT)`` of a step that has arrived."""
+        cfg = self.config
+        for i in cutlass.range_constexpr(cfg.loads):
+            for s in cutlass.range_constexpr(SLOTS):
+                offset = self.ring_offset(slot, i * SLOTS + s, place)
+                cute.autovec_copy(words_view(sRing, offset), rCodes[None, i, s])
+        offset = self.ring_offset(slot, cfg.loads * SLOTS, place)
+        cute.autovec_copy(words_view(sRing, offset), rScales)
         if const_expr(cfg.loads > 1):
             # Padding may be NaN, of which zeros times NaN would make more.
+            byte = self.first_byte(step, cfg.loads - 1, place)
+            is_inside = byte < operands.mW.shape[1]
             for s in cutlass.range_constexpr(SLOTS):
                 rScales[s] = rScales[s] if is_inside else rScales[s] & Uint32(0xFFFF)
 
-    @cute.jit
-    def load_scales(
-        self,
-        operands: Operands,
-        rScales: cute.Tensor,
-        step: Int32,
-        is_inside: Boolean,
-        place: Place,
-    ):
-        """A word of 4 scales for each slot, or zeros where this lane has no codes."""
+    def first_byte(self, step: Int32, load: int, place: Place) -> Int32:
+        """Place of a load in its row of codes."""
+        row_bytes = STEP // self.config.codes_per_byte
+        return step * row_bytes + load * QUAD_BYTES + place.quad_lane * VECTOR_BYTES
+
+    def ring_offset(self, slot: Int32, vector: int, place: Place) -> Int32:
+        """Word offset of this thread's vector."""
+        cfg = self.config
+        return ((slot * cfg.vectors + vector) * cfg.threads + place.tidx) * WORDS
+
+    def scale_offset(self, operands: Operands, step: Int32, place: Place) -> Int64:
+        """Place in the blob of 4 scales for each of this thread's rows."""
         cfg = self.config
         blocks = operands.mX.shape[1] // cfg.block_size
         blob_columns = (blocks - 1) // BLOB_COLUMNS + 1
         column = step
-        if const_expr(not cfg.is_mx):
+        if not cfg.is_mx:
             column = step * 2 + place.quad_lane // 2
         tile = Int64(place.tile) * blob_columns + column
         offset = (tile * BLOB_ROWS + place.blob_row) * (SLOTS * BLOB_COLUMNS)
-        load_words(rScales, operands.mSF, offset, is_inside)
+        return cute.assume(offset, divby=VECTOR_BYTES)
 
     @cute.jit
-    def stage_x(self, operands: Operands, sX: cute.Tensor, staged: Int32, place: Place):
-        """Stages x of ``staged_steps`` steps, in the order of the codes; zeros past the edges."""
+    def fetch_x(self, operands: Operands, sX: cute.Tensor, staged: Int32, place: Place):
+        """Starts x of ``staged_steps`` steps on its way; zeros past the edges."""
         cfg = self.config
         m, k = operands.mX.shape
         vecs = cfg.staged_steps * STEP_VECS
         for i in cutlass.range(place.tidx, cfg.tokens * vecs, cfg.threads, unroll=4):
             token, vec = i // vecs, i % vecs
             row, column = place.first_token + token, staged * STEP + vec * VEC
-            rX = cute.make_rmem_tensor(WORDS, Uint32)
             offset = Int64(row) * operands.mX.stride[0] + column
-            load_words(rX, operands.mX, offset, (row < m) & (column < k))
-            rOrdered = self.ordered(rX)
-            cute.autovec_copy(rOrdered, words_view(sX, self.vec_offset(token, vec)))
+            cp_async_16_or_zero(
+                sX.iterator + self.vec_offset(token, vec),
+                operands.mX.iterator + cute.assume(offset, divby=VEC),
+                (row < m) & (column < k),
+            )
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def order_x(self, sX: cute.Tensor, place: Place):
+        """Brings the vectors of x that this thread asked for into the order of the codes."""
+        cfg = self.config
+        vecs = cfg.staged_steps * STEP_VECS
+        for i in cutlass.range(place.tidx, cfg.tokens * vecs, cfg.threads, unroll=4):
+            sVec = words_view(sX, self.vec_offset(i // vecs, i % vecs))
+            rX = cute.make_rmem_tensor(WORDS, Uint32)
+            cute.autovec_copy(sVec, rX)
+            cute.autovec_copy(self.ordered(rX), sVec)
 
     def ordered(self, rX: cute.Tensor) -> cute.Tensor:
         """A vector of x in the order of its codes."""
@@ -338,10 +387,12 @@ class DecodeKernel:
         sX: cute.Tensor,
         step: Int32,
         place: Place,
-        saturates: cutlass.Constexpr[bool],
     ):
         """A step's products, 8 elements of K of every lane at a time."""
         cfg = self.config
+        saturates = Boolean(False)
+        if const_expr(cfg.is_mx):
+            saturates = cute.arch.vote_any_sync(self.has_large_scale(rScales))
         op = warp.MmaF16BF16Op(BFloat16, Float32, (MMA_M, MMA_N, MMA_K))
         mma_atom = cute.make_mma_atom(op)
         factors = self.scale_factors(rScales, place)
@@ -349,9 +400,10 @@ class DecodeKernel:
         for c in cutlass.range_constexpr(CHUNKS):
             for s in cutlass.range_constexpr(SLOTS):
                 self.dequantize(rW[None, s], rCodes[None, None, s], factors[s], c)
-            if const_expr(saturates):
-                for i in cutlass.range_constexpr(cute.size(rW)):
-                    rW[i] = saturate_bf16x2(rW[i])
+            if const_expr(cfg.is_mx):
+                if saturates:
+                    for i in cutlass.range_constexpr(cute.size(rW)):
+                        rW[i] = saturate_bf16x2(rW[i])
             tCrA = weight_fragments(rW)
             vec = step * STEP_VECS + self.chunk_vec(c, place.quad_lane)
             for j in cutlass.range_constexpr(cfg.tokens // MMA_N):
@@ -395,15 +447,13 @@ class DecodeKernel:
             factors.append(tuple(pair))
         return tuple(factors)
 
-    @cute.jit
-    def large_scales(self, rScales: cute.Tensor) -> Uint32:
-        """Bits of ``EVERY_SIGN`` for E8M0 codes from ``FIRST_LARGE`` on; others mean nothing."""
+    def has_large_scale(self, rScales: cute.Tensor) -> Boolean:
+        """True where an E8M0 code is at least ``FIRST_LARGE``."""
+        carry = Uint32((256 - FIRST_LARGE[self.config.is_fp4]) * 0x01010101)
         found = Uint32(0)
-        if const_expr(self.config.is_mx):
-            carry = Uint32((256 - FIRST_LARGE[self.config.is_fp4]) * 0x01010101)
-            for s in cutlass.range_constexpr(SLOTS):
-                found |= ((rScales[s] & Uint32(0x7F7F7F7F)) + carry) & rScales[s]
-        return found
+        for s in range(SLOTS):
+            found |= ((rScales[s] & Uint32(0x7F7F7F7F)) + carry) & rScales[s]
+        return found & Uint32(EVERY_SIGN) != 0
 
     @cute.jit
     def dequantize(self, rW, rCodes, factors, chunk: cutlass.Constexpr[int]):
@@ -448,7 +498,7 @@ class DecodeKernel:
         alpha = operands.alpha
         if const_expr(not cfg.is_mx):
             alpha = alpha * Float32(PATTERN_SCALE)
-        for i in cutlass.range(first, cfg.tokens * token_vecs, cfg.splits * cfg.threads, unroll=1):
+        for i in cutlass.range(first, cfg.tokens * token_vecs, cfg.splits * cfg.threads, unroll=4):
             token, row = i // token_vecs, i % token_vecs * STORE
             rSum = cute.make_rmem_tensor(STORE, Float32)
             rSum.fill(0.0)
@@ -480,16 +530,6 @@ def weight_fragments(rW: cute.Tensor) -> cute.Tensor:
                 rA[(s % 2, pair), s // 2, half] = rW[2 * half + pair, s]
     values = cute.recast_ptr(rA.iterator, dtype=BFloat16)
     return cute.make_tensor(values, cute.make_layout(((2, 2, 2), SLOTS // 2, 2)))
-
-
-@cute.jit
-def load_words(rWords: cute.Tensor, mX: cute.Tensor, offset: Int64, is_valid: Boolean):
-    """16 bytes from an element on, or zeros, without reading."""
-    elements = VECTOR_BITS // mX.element_type.width
-    ptr = cute.recast_ptr(mX.iterator + cute.assume(offset, divby=elements), dtype=Uint32)
-    rWords.fill(0)
-    if is_valid:
-        cute.autovec_copy(cute.make_tensor(ptr, cute.make_layout(WORDS)), rWords)
 
 
 def words_view(sX: cute.Tensor, offset) -> cute.Tensor:

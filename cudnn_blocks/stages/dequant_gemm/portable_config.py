@@ -15,19 +15,20 @@ SLOTS = 4
 """Weight rows of a thread, 32 apart, whose scales lie together in the blob."""
 WARPS_N = 4
 WARP_THREADS = 32
-PREFETCH = 2
-"""Steps of a warp that are on their way at once."""
+VECTOR_BYTES = 16
 
 ACTIVATION_BYTES = 2
 FLOAT_BYTES = 4
 MMA_N = 8
 TOKENS = (8, 16, 32, 64)
 PART_PITCH = ROWS + 4  # floats from token to token: fragments are stored without bank conflicts
-STAGE_BYTES = 64 << 10
-"""Most shared memory for x: three CTAs fit where an SM has 227 KiB, one where it has 99."""
+LARGE_SMEM_BYTES = 160 << 10
+"""Shared memory that several CTAs can share."""
+RESERVED_BYTES = 1 << 10
+"""Shared memory that every CTA costs beside its own."""
 
 MAX_CLUSTER = 8
-OVERHEAD_STEPS = 2
+OVERHEAD_STEPS = 4
 """What a CTA costs beside its steps, in steps: an estimate."""
 
 
@@ -47,6 +48,10 @@ class DecodeKernelConfig:
     """CTAs of a cluster, which share K."""
     staged_steps: int
     """Steps whose x is in shared memory at once; a multiple of ``warps_k``."""
+    depth: int
+    """Steps of a warp whose codes are on their way at once."""
+    ctas_per_sm: int
+    """CTAs for whose registers there has to be room."""
     use_pdl: bool
 
     @classmethod
@@ -58,16 +63,22 @@ class DecodeKernelConfig:
         tiles = _ceil_div(n, ROWS) * _ceil_div(max(m, 1), tokens)
         steps = _ceil_div(k, STEP)
         has_clusters = target.sm >= 90
-        room = most_ctas(tokens, block_size) * target.num_sms
+        ctas = most_ctas(tokens, codes_per_byte, target)
 
         def time(splits: int) -> int:
-            return _ceil_div(tiles * splits, room) * (_ceil_div(steps, splits) + OVERHEAD_STEPS)
+            waves = _ceil_div(tiles * splits, ctas * target.num_sms)
+            return waves * (_ceil_div(steps, splits) + OVERHEAD_STEPS)
 
         splits = min(range(1, MAX_CLUSTER + 1), key=time) if has_clusters else 1
-        warps_k = 2 if tiles * splits <= target.num_sms else 1
+        warps_k, ctas = (2, 1) if tiles * splits <= target.num_sms else (1, ctas)
         share = _ceil_div(_ceil_div(steps, splits), warps_k)
-        staged = min(STAGE_BYTES // (tokens * STEP * ACTIVATION_BYTES) // warps_k, share) * warps_k
-        return cls(codes_per_byte, block_size, tokens, warps_k, splits, staged, has_clusters)
+        budget = (target.smem_per_cta_bytes + RESERVED_BYTES) // ctas - RESERVED_BYTES
+        turn_bytes = warps_k * tokens * STEP * ACTIVATION_BYTES
+        turns = min(budget // 2 // turn_bytes, share)
+        slot_bytes = warps_k * WARPS_N * WARP_THREADS * vectors_of(codes_per_byte) * VECTOR_BYTES
+        depth = max(min((budget - turns * turn_bytes) // slot_bytes, share), 1)
+        facts = (tokens, warps_k, splits, turns * warps_k, depth, ctas)
+        return cls(codes_per_byte, block_size, *facts, use_pdl=has_clusters)
 
     @property
     def threads(self) -> int:
@@ -75,14 +86,14 @@ class DecodeKernelConfig:
         return WARPS_N * self.warps_k * WARP_THREADS
 
     @property
-    def ctas_per_sm(self) -> int:
-        """CTAs for whose registers there has to be room."""
-        return 1 if self.warps_k > 1 else most_ctas(self.tokens, self.block_size)
-
-    @property
     def loads(self) -> int:
         """16-byte loads of a row and step by one thread."""
-        return STEP // self.codes_per_byte // 16 // 4
+        return loads_of(self.codes_per_byte)
+
+    @property
+    def vectors(self) -> int:
+        """16-byte vectors of a thread and step: codes, then one of scales."""
+        return vectors_of(self.codes_per_byte)
 
     @property
     def is_mx(self) -> bool:
@@ -99,20 +110,33 @@ class DecodeKernelConfig:
         return f"{ROWS} rows x {self.tokens} tokens, {self.warps_k} warps along K{shared}"
 
 
-def most_ctas(tokens: int, block_size: int) -> int:
-    """CTAs of 4 warps that an SM has registers for; E8M0 scales bring a second mainloop."""
-    return 3 if tokens <= 32 and block_size == 16 else 2
+def loads_of(codes_per_byte: int) -> int:
+    """16-byte loads of a row and step by one of the 4 threads that share the row."""
+    return STEP // codes_per_byte // VECTOR_BYTES // 4
 
 
-def shared_bytes(config: DecodeKernelConfig) -> int:
-    """Bytes of x and, in its place, of the sums of a CTA's warps."""
-    x = config.tokens * config.staged_steps * STEP * ACTIVATION_BYTES
-    return max(x, config.warps_k * config.tokens * PART_PITCH * FLOAT_BYTES)
+def vectors_of(codes_per_byte: int) -> int:
+    """16-byte vectors of a thread and step."""
+    return loads_of(codes_per_byte) * SLOTS + 1
+
+
+def most_ctas(tokens: int, codes_per_byte: int, target: "Target") -> int:
+    """CTAs of 4 warps that an SM has room for, in shared memory and registers."""
+    if target.smem_per_cta_bytes < LARGE_SMEM_BYTES:
+        return 1
+    return 3 if tokens <= 16 and codes_per_byte == 2 else 2
+
+
+def x_bytes(config: DecodeKernelConfig) -> int:
+    """Bytes of x."""
+    return config.tokens * config.staged_steps * STEP * ACTIVATION_BYTES
 
 
 def smem_bytes(config: DecodeKernelConfig) -> int:
-    """Shared memory of one CTA: that, and a word per warp."""
-    return shared_bytes(config) + config.threads // WARP_THREADS * FLOAT_BYTES
+    """Shared memory of one CTA: x and the ring, then, in their place, the sums of its warps."""
+    ring = config.depth * config.vectors * config.threads * VECTOR_BYTES
+    sums = config.warps_k * config.tokens * PART_PITCH * FLOAT_BYTES
+    return max(x_bytes(config) + ring, sums)
 
 
 def _ceil_div(a: int, b: int) -> int:

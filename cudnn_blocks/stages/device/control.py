@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CTA-wide votes and traps."""
+"""CTA-wide votes, traps, and values that the compiler is not to move."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Uint32
+from cutlass import Int32, Uint32
 
 
 @cute.jit
 def trap() -> None:
     """Ends the grid with an asynchronous launch failure."""
     cute.arch.inline_ptx("trap;")
+
+
+@cute.jit
+def opaque(x: Int32) -> Int32:
+    """``x``, as a value that was never seen before.
+
+    What depends on it is worked out where it stands: it is neither moved out of a loop nor shared
+    with what depends on ``x``, so it needs no registers in between.
+    """
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[x]
+    )
 
 
 @cute.jit

@@ -40,6 +40,7 @@ from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 
 from cudnn_blocks.stages.device.codes import encode_e4m3x4
+from cudnn_blocks.stages.device.control import opaque
 from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
 from cudnn_blocks.stages.device.dtypes import DTYPES
 from cudnn_blocks.stages.device.masked_store import store_words_if
@@ -169,7 +170,9 @@ class GemmKernel(Plain):
             for k in cutlass.range_constexpr(K_TILE // MMA_K):
                 tCrA, tCrB = self.load_fragments(sStages, read, k, tidx)
                 if const_expr(k == 0):
-                    self.copy_stage(mX, mW, sStages, write, k_tile + (num_stages - 1), origin, tidx)
+                    thread = opaque(tidx) if const_expr(cfg.recomputes) else tidx
+                    ahead = k_tile + (num_stages - 1)
+                    self.copy_stage(mX, mW, sStages, write, ahead, origin, thread)
                     cute.arch.cp_async_commit_group()
                 if const_expr(cfg.is_fp8):
                     for half in cutlass.range_constexpr(2):

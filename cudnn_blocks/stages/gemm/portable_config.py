@@ -19,6 +19,8 @@ MMA_M, MMA_N, MMA_K = 16, 8, 16
 
 RASTER_GROUP = 8
 """Neighbouring tiles along M that take turns before the next column of tiles."""
+MAX_KEPT_COPIES = 8
+"""Beyond these, ptxas spills rows of a thread's copies beside a tile of decoded codes."""
 ROW_PAD = 8
 """Floats between rows of the epilogue's chunk: fragments are stored without bank conflicts."""
 
@@ -119,6 +121,16 @@ class GemmKernelConfig(OperandTypes):
     def copy_rows(self) -> int:
         """Rows that the threads copy at once: a multiple of 8, so that the swizzle repeats."""
         return self.threads // K_VECS
+
+    @property
+    def copies(self) -> int:
+        """16-byte copies of a thread and stage."""
+        return sum(-(-rows // self.copy_rows) for rows in (self.tile.m, self.tile.n))
+
+    @property
+    def recomputes(self) -> bool:
+        """Every stage works out anew what a thread copies: so much would not fit beside codes."""
+        return self.is_fp8 and self.copies > MAX_KEPT_COPIES
 
     @property
     def stage_elements(self) -> int:

@@ -66,8 +66,8 @@ class GemmModes:
     """Of x and w: ``bf16`` or ``fp16``, as all else; or ``e4m3``, and all else is BF16."""
     norm_rope: NormRope | None = None
     """Bands and modes of the fused epilogue, or None for a plain product."""
-    promote_every: int = PROMOTE_EVERY
-    """With codes, stages of 128 of them between additions in FP32; 0 for one at the end."""
+    fast_accumulation: bool = False
+    """An engine may keep all of K of codes in the tensor cores, at their precision."""
     has_alpha: bool = False
     """A plain product of 16-bit values has a factor too."""
 
@@ -80,6 +80,11 @@ class GemmModes:
     def is_scaled(self) -> bool:
         """Whether the kernel takes a factor."""
         return self.is_fp8 or self.has_alpha
+
+    @property
+    def promote_every(self) -> int:
+        """Stages of 128 codes between additions in FP32; 0 for one at the end."""
+        return PROMOTE_EVERY if self.is_fp8 and not self.fast_accumulation else 0
 
 
 KERNELS = {
@@ -207,7 +212,7 @@ class GemmStage(KernelStage):
             self.target,
             dtype=modes.dtype,
             norm_rope=modes.norm_rope,
-            promote_every=modes.promote_every if modes.is_fp8 else 0,
+            promote_every=modes.promote_every,
             has_alpha=modes.has_alpha,
         )
         kernel = KERNELS[modes.is_scaled, modes.norm_rope is not None]
@@ -251,6 +256,7 @@ class GemmStage(KernelStage):
         else:
             config: Any = self._choose_kernel().config
             parts.append(config.tile.describe(config.k_tile))
-            if self.engine == HOPPER and config.promote_every:
-                parts.append(f"FP32 sums every {config.promote_every * config.k_tile} of K")
+            if self.engine == HOPPER and modes.is_fp8:
+                every = config.promote_every * config.k_tile
+                parts.append(f"FP32 sums every {every} of K" if every else "fast accumulation")
         return ", ".join(parts)

@@ -44,10 +44,17 @@ def make(
     return make_precision_problem(MODES[name], GEOMETRIES[geometry], batch, tokens, **options)
 
 
+def with_fast_accumulation(problem: PrecisionProblem) -> PrecisionProblem:
+    quant = dataclasses.replace(problem.quant, fast_accumulation=True)
+    return dataclasses.replace(problem, quant=quant)
+
+
 @functools.cache
-def compiled(name: str, geometry: str = "d256", engine: str | None = None):
+def compiled(name: str, geometry: str = "d256", engine: str | None = None, fast: bool = False):
     """A plan for ``LARGEST``; an engine's name pins every stage that has it."""
     problem = make(name, geometry, *LARGEST)
+    if fast:
+        problem = with_fast_accumulation(problem)
     pins = None
     if engine is not None:
         pins = {
@@ -87,6 +94,14 @@ def test_numbers(name, engine, geometry):
     for tokens, lengths in ((300, [300, 131, 0]), (65, [64, 65, 63]), (400, [1, 400, 257])):
         problem = make(name, geometry, 3, tokens, seq_lens=lengths)
         assert_matches(run(plan, problem), problem)
+
+
+@pytest.mark.parametrize("name", [name for name in MODES if not MODES[name].has_fp4_output])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_fast_accumulation(name, geometry):
+    """Sums of up to 1024 codes lose less than the codes themselves: the bounds are the same."""
+    problem = with_fast_accumulation(make(name, geometry, seq_lens=[300, 131, 0]))
+    assert_matches(run(compiled(name, geometry, fast=True), problem), problem)
 
 
 @modes
