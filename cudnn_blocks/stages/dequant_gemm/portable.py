@@ -9,13 +9,14 @@ Weights are read once, so this is bound by memory. They go to shared memory in 1
 a ring that belongs to each thread alone, and become BF16 in its registers. They are the 16-row side
 of mma.sync m16n8k16, x the 8-column side.
 
-Grid:          (row tiles of 128 x CTAs of a cluster, tiles of tokens). The CTAs of a cluster share
-               K (sm_90 and newer), and so do the warps of a CTA.
-Warps:         4 along N x ``warps_k`` along K. A warp has 32 weight rows: 8 neighbours, 4 times 32
-               rows apart, whose scales are 16 neighbouring bytes of the blob for 4 blocks of K.
+Grid:          (row tiles x CTAs of a cluster, tiles of tokens). The CTAs of a cluster share K
+               (sm_90 and newer), and so do the warps of a CTA.
+Warps:         ``warps_n`` along N x ``warps_k`` along K. A warp has 32 weight rows: 8 neighbours, 4
+               times 32 rows apart, whose scales are 16 neighbouring bytes of the blob for 4 blocks
+               of K.
 K:             a warp takes 128 elements at a time. A lane's 16-byte load is one operand of several
-               products, so the order of K inside of them is the codes', not memory's; x is put in
-               the same order once it has arrived.
+               products, so the order of K inside of them is the codes', not memory's; fragments of
+               x are brought into the same order in registers.
 Pipeline:      x of ``staged_steps`` steps, then ``depth`` steps of codes and scales are on the way
                at once. A thread reads what it asked for itself: it waits for its own copies, and
                the only barriers are those around x, one pair each time that it is filled.
@@ -25,7 +26,8 @@ Shared memory: rows of x, whose 16-byte columns are XOR-ed so that 8 lanes meet 
 Sums:          in the order of warps, then of CTAs, whatever comes first: the bits are the same in
                every run. CTAs of a cluster read each other's, and each stores a part.
 Edges:         rows past N, K past its end and padding of the blob are not read.
-Overlap:       with PDL the next grid may start at once; all memory is touched after the wait.
+Overlap:       with PDL the next grid may start at once. Before the wait, weights and scales are
+               asked into L2, where they are coherent; all else of memory is touched after it.
 Requires:      K a multiple of 32, N of 8; 16-byte aligned rows of x, codes and y; B * S up to
                2**31 - 2**16 rows.
 Source:        written for this project; scale blobs after the F8_128x4 layout of cudnn-frontend. No
@@ -42,14 +44,13 @@ from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
 from cudnn_blocks.stages.dequant_gemm.portable_config import (
+    BLOB_TILE,
     MMA_N,
-    PART_PITCH,
-    ROWS,
     SLOTS,
     STEP,
     VECTOR_BYTES,
+    WARP_ROWS,
     WARP_THREADS,
-    WARPS_N,
     DecodeKernelConfig,
     smem_bytes,
     x_bytes,
@@ -66,6 +67,7 @@ from cudnn_blocks.stages.device.packed_codes import (
     multiply_bf16x2,
     saturate_bf16x2,
 )
+from cudnn_blocks.stages.device.prefetch import prefetch_l2_line
 from cudnn_blocks.stages.gemm.portable_operands import rows_of
 
 VEC = 8  # elements of a 16-byte vector of x
@@ -74,6 +76,7 @@ CHUNKS = 4  # vectors of x, of 8 elements each, that a lane's codes of a row and
 STEP_VECS = STEP // VEC
 QUAD_BYTES = 64  # of a load by the 4 lanes of a row
 BLOB_ROWS, BLOB_COLUMNS = 32, 4
+NEIGHBOURS = 8  # weight rows
 MMA_M, MMA_K = 16, 16
 STORE = 4  # neighbouring outputs of a thread
 
@@ -111,6 +114,7 @@ class Place:
     rank: Int32
     """CTA within the cluster."""
     first_token: Int32
+    warps_n: int
 
     @property
     def lane(self) -> Int32:
@@ -125,17 +129,30 @@ class Place:
     @property
     def warp_n(self) -> Int32:
         """Place along N."""
-        return self.tidx // WARP_THREADS % WARPS_N
+        return self.tidx // WARP_THREADS % self.warps_n
 
     @property
     def warp_k(self) -> Int32:
         """Place along K."""
-        return self.tidx // WARP_THREADS // WARPS_N
+        return self.tidx // WARP_THREADS // self.warps_n
+
+    def group(self, warp_n) -> Int32:
+        """Which 32 weight rows a warp of the CTA has, over all of them."""
+        return self.tile * self.warps_n + warp_n
+
+    @property
+    def blob_tile(self) -> Int32:
+        """Row tile of the blob."""
+        return self.group(self.warp_n) // SLOTS
 
     @property
     def blob_row(self) -> Int32:
-        """The first of the thread's 4 weight rows, within the tile."""
-        return self.warp_n * 8 + self.lane // 4
+        """The first of the thread's 4 weight rows, within the blob's tile."""
+        return self.group(self.warp_n) % SLOTS * NEIGHBOURS + self.lane // 4
+
+    def row(self, slot) -> Int32:
+        """A weight row of the thread."""
+        return self.blob_tile * BLOB_TILE + self.blob_row + slot * BLOB_ROWS
 
 
 class DecodeKernel:
@@ -158,7 +175,7 @@ class DecodeKernel:
         operands = Operands(rows_of(x), w, w_sf, rows_of(y), alpha)
         m, n = operands.mY.shape
         self.kernel(operands).launch(
-            grid=(((n - 1) // ROWS + 1) * cfg.splits, (m - 1) // cfg.tokens + 1, 1),
+            grid=(cfg.row_tiles(n) * cfg.splits, (m - 1) // cfg.tokens + 1, 1),
             block=(cfg.threads, 1, 1),
             cluster=(cfg.splits, 1, 1) if cfg.splits > 1 else None,
             stream=stream,
@@ -172,10 +189,13 @@ class DecodeKernel:
         cfg = self.config
         tidx, _, _ = cute.arch.thread_idx()
         bidx, token_tile, _ = cute.arch.block_idx()
+        place = Place(
+            tidx, bidx // cfg.splits, bidx % cfg.splits, token_tile * cfg.tokens, cfg.warps_n
+        )
         if const_expr(cfg.use_pdl):
             cute.arch.griddepcontrol_launch_dependents()
+            self.prefetch(operands, place)
             cute.arch.griddepcontrol_wait()
-        place = Place(tidx, bidx // cfg.splits, bidx % cfg.splits, token_tile * cfg.tokens)
         smem = SmemAllocator()
         sPart = smem.allocate_tensor(
             Float32, cute.make_layout(smem_bytes(cfg) // 4), byte_alignment=128
@@ -220,16 +240,13 @@ class DecodeKernel:
     ):
         """Adds this warp's products."""
         cfg = self.config
-        num_steps = (operands.mX.shape[1] - 1) // STEP + 1
-        share = (num_steps - 1) // cfg.splits + 1
-        first = place.rank * share
-        last = cutlass.min(first + share, num_steps)
+        first, last = self.steps(operands, place)
         rCodes = cute.make_rmem_tensor((WORDS, cfg.loads, SLOTS), Uint32)
         rScales = cute.make_rmem_tensor(SLOTS, Uint32)
         self.fetch_x(operands, sX, first, place)
-        for slot in cutlass.range_constexpr(cfg.depth):
-            step = first + place.warp_k + slot * cfg.warps_k
-            self.fetch(operands, sRing, Int32(slot), step, last, place)
+        for i in cutlass.range(cfg.depth, unroll=1):
+            step = first + place.warp_k + i * cfg.warps_k
+            self.fetch(operands, sRing, i, step, last, place)
         slot = Int32(0)
         for staged in cutlass.range(first, last, cfg.staged_steps, unroll=1):
             if staged == first:
@@ -238,7 +255,6 @@ class DecodeKernel:
                 cute.arch.sync_threads()
                 self.fetch_x(operands, sX, staged, place)
                 cute.arch.cp_async_wait_group(0)
-            self.order_x(sX, place)
             cute.arch.sync_threads()
             end = cutlass.min(staged + cfg.staged_steps, last)
             for step in cutlass.range(staged + place.warp_k, end, cfg.warps_k, unroll=1):
@@ -248,6 +264,32 @@ class DecodeKernel:
                 following = step + cfg.depth * cfg.warps_k
                 self.fetch(operands, sRing, slot, following, last, place)
                 slot = slot + 1 if slot + 1 < cfg.depth else Int32(0)
+
+    def steps(self, operands: Operands, place: Place):
+        """The first step of this CTA, and the one past its last."""
+        num_steps = (operands.mX.shape[1] - 1) // STEP + 1
+        share = (num_steps - 1) // self.config.splits + 1
+        first = place.rank * share
+        return first, cutlass.min(first + share, num_steps)
+
+    @cute.jit
+    def prefetch(self, operands: Operands, place: Place):
+        """Asks for this warp's first weights, a row by every lane, and for their scales."""
+        cfg = self.config
+        n, row_bytes = operands.mW.shape
+        first, last = self.steps(operands, place)
+        neighbour, slot = place.lane % NEIGHBOURS, place.lane // NEIGHBOURS
+        row = place.row(slot) - place.lane // 4 + neighbour
+        row_offset = Int64(row) * operands.mW.stride[0]
+        for i in cutlass.range(cfg.depth, unroll=1):
+            step = first + place.warp_k + i * cfg.warps_k
+            byte = step * (STEP // cfg.codes_per_byte)
+            if (step < last) & (byte < row_bytes) & (row < n):
+                prefetch_l2_line(operands.mW.iterator + (row_offset + byte))
+            # Those of 8 neighbours and a column of the blob's tiles fill a line.
+            has_scales = self.first_byte(step, 0, place) < row_bytes
+            if (step < last) & (place.lane < 4) & has_scales:
+                prefetch_l2_line(operands.mSF.iterator + self.scale_offset(operands, step, place))
 
     @cute.jit
     def fetch(
@@ -266,7 +308,7 @@ class DecodeKernel:
             byte = self.first_byte(step, i, place)
             is_inside = (step < last) & (byte < row_bytes)
             for s in cutlass.range_constexpr(SLOTS):
-                row = place.tile * ROWS + place.blob_row + s * BLOB_ROWS
+                row = place.row(s)
                 offset = Int64(row) * operands.mW.stride[0] + byte
                 cp_async_16_or_zero(
                     sRing.iterator + self.ring_offset(slot, i * SLOTS + s, place),
@@ -325,37 +367,30 @@ class DecodeKernel:
         column = step
         if not cfg.is_mx:
             column = step * 2 + place.quad_lane // 2
-        tile = Int64(place.tile) * blob_columns + column
+        tile = Int64(place.blob_tile) * blob_columns + column
         offset = (tile * BLOB_ROWS + place.blob_row) * (SLOTS * BLOB_COLUMNS)
         return cute.assume(offset, divby=VECTOR_BYTES)
 
     @cute.jit
     def fetch_x(self, operands: Operands, sX: cute.Tensor, staged: Int32, place: Place):
-        """Starts x of ``staged_steps`` steps on its way; zeros past the edges."""
+        """Starts x of ``staged_steps`` steps on its way, a row by a warp; zeros past the edges."""
         cfg = self.config
         m, k = operands.mX.shape
+        warps = cfg.threads // WARP_THREADS
         vecs = cfg.staged_steps * STEP_VECS
-        for i in cutlass.range(place.tidx, cfg.tokens * vecs, cfg.threads, unroll=4):
-            token, vec = i // vecs, i % vecs
-            row, column = place.first_token + token, staged * STEP + vec * VEC
-            offset = Int64(row) * operands.mX.stride[0] + column
-            cp_async_16_or_zero(
-                sX.iterator + self.vec_offset(token, vec),
-                operands.mX.iterator + cute.assume(offset, divby=VEC),
-                (row < m) & (column < k),
-            )
+        for token in cutlass.range(place.tidx // WARP_THREADS, cfg.tokens, warps, unroll=1):
+            row = place.first_token + token
+            row_offset = Int64(row) * operands.mX.stride[0]
+            for i in cutlass.range_constexpr((vecs - 1) // WARP_THREADS + 1):
+                vec = place.lane + i * WARP_THREADS
+                column = staged * STEP + vec * VEC
+                if const_expr((i + 1) * WARP_THREADS <= vecs) or vec < vecs:
+                    cp_async_16_or_zero(
+                        sX.iterator + self.vec_offset(token, vec),
+                        operands.mX.iterator + cute.assume(row_offset + column, divby=VEC),
+                        (row < m) & (column < k),
+                    )
         cute.arch.cp_async_commit_group()
-
-    @cute.jit
-    def order_x(self, sX: cute.Tensor, place: Place):
-        """Brings the vectors of x that this thread asked for into the order of the codes."""
-        cfg = self.config
-        vecs = cfg.staged_steps * STEP_VECS
-        for i in cutlass.range(place.tidx, cfg.tokens * vecs, cfg.threads, unroll=4):
-            sVec = words_view(sX, self.vec_offset(i // vecs, i % vecs))
-            rX = cute.make_rmem_tensor(WORDS, Uint32)
-            cute.autovec_copy(sVec, rX)
-            cute.autovec_copy(self.ordered(rX), sVec)
 
     def ordered(self, rX: cute.Tensor) -> cute.Tensor:
         """A vector of x in the order of its codes."""
@@ -410,7 +445,7 @@ class DecodeKernel:
                 rX = cute.make_rmem_tensor(WORDS, Uint32)
                 token = j * MMA_N + place.lane // 4
                 cute.autovec_copy(words_view(sX, self.vec_offset(token, vec)), rX)
-                values = cute.recast_ptr(rX.iterator, dtype=BFloat16)
+                values = cute.recast_ptr(self.ordered(rX).iterator, dtype=BFloat16)
                 tCrB = cute.make_tensor(values, cute.make_layout(((2, 2), 1, 2)))
                 for half in cutlass.range_constexpr(2):
                     tCrC_j = cute.make_tensor(
@@ -479,21 +514,21 @@ class DecodeKernel:
 
     @cute.jit
     def stage_sums(self, tCrC: cute.Tensor, sPart: cute.Tensor, place: Place):
-        """This warp's sums, rows of one token side by side."""
+        """This warp's sums, rows of one token side by side: 8 neighbours of each slot."""
         cfg = self.config
         for j in cutlass.range_constexpr(cfg.tokens // MMA_N):
             for e in cutlass.range_constexpr(2):
                 token = place.warp_k * cfg.tokens + j * MMA_N + place.quad_lane * 2 + e
                 for s in cutlass.range_constexpr(SLOTS):
-                    row = place.blob_row + s * BLOB_ROWS
-                    sPart[token * PART_PITCH + row] = tCrC[(e, s % 2), s // 2, j]
+                    row = place.warp_n * WARP_ROWS + s * NEIGHBOURS + place.lane // 4
+                    sPart[token * cfg.part_pitch + row] = tCrC[(e, s % 2), s // 2, j]
 
     @cute.jit
     def finish(self, operands: Operands, sPart: cute.Tensor, place: Place):
         """Adds the sums of all warps along K, in order, and stores this CTA's part."""
         cfg = self.config
         m, n = operands.mY.shape
-        token_vecs = ROWS // STORE
+        token_vecs = cfg.rows // STORE
         first = place.rank * cfg.threads + place.tidx
         alpha = operands.alpha
         if const_expr(not cfg.is_mx):
@@ -504,14 +539,17 @@ class DecodeKernel:
             rSum.fill(0.0)
             for r in cutlass.range_constexpr(cfg.splits):
                 for w in cutlass.range_constexpr(cfg.warps_k):
-                    place_of_sum = (w * cfg.tokens + token) * PART_PITCH + row
+                    place_of_sum = (w * cfg.tokens + token) * cfg.part_pitch + row
                     ptr = sPart.iterator + cute.assume(place_of_sum, divby=STORE)
                     if const_expr(cfg.splits > 1):
                         ptr = cute.arch.map_dsmem_ptr(ptr, Int32(r))
                     rPart = cute.make_rmem_tensor(STORE, Float32)
                     cute.autovec_copy(cute.make_tensor(ptr, cute.make_layout(STORE)), rPart)
                     rSum.store(rSum.load() + rPart.load())
-            y_row, column = place.first_token + token, place.tile * ROWS + row
+            group, slot = place.group(row // WARP_ROWS), row % WARP_ROWS // NEIGHBOURS
+            column = (group // SLOTS) * BLOB_TILE + slot * BLOB_ROWS
+            column += group % SLOTS * NEIGHBOURS + row % NEIGHBOURS
+            y_row = place.first_token + token
             if (y_row < m) & (column < n):
                 rY = cute.make_rmem_tensor(STORE, BFloat16)
                 rY.store((rSum.load() * alpha).to(BFloat16))

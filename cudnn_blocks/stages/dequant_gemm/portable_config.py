@@ -2,18 +2,19 @@
 """Compile-time facts of one specialisation of the small-M product with block-scaled weights."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cudnn_blocks.target import Target
 
-ROWS = 128
-"""Weight rows of a CTA: a row tile of the scale blob."""
+BLOB_TILE = 128
+"""Weight rows of a tile of the scale blob."""
+WARP_ROWS = 32
+"""Weight rows of a warp: 8 neighbours, 4 times 32 apart."""
 STEP = 128
 """Elements of K that a warp takes at a time: whole columns of blob tiles."""
 SLOTS = 4
 """Weight rows of a thread, 32 apart, whose scales lie together in the blob."""
-WARPS_N = 4
 WARP_THREADS = 32
 VECTOR_BYTES = 16
 
@@ -21,15 +22,18 @@ ACTIVATION_BYTES = 2
 FLOAT_BYTES = 4
 MMA_N = 8
 TOKENS = (8, 16, 32, 64)
-PART_PITCH = ROWS + 4  # floats from token to token: fragments are stored without bank conflicts
+WARPS = 4
+"""Of a CTA."""
+WARPS_N = {8: (1, 2, 4), 16: (2, 4), 32: (4,), 64: (4,)}
+"""Choices of ``warps_n``, the more the more x there is to share; the first that fills the GPU once
+at most."""
+PART_PAD = 4  # floats between tokens: fragments are stored without bank conflicts
 LARGE_SMEM_BYTES = 160 << 10
 """Shared memory that several CTAs can share."""
 RESERVED_BYTES = 1 << 10
 """Shared memory that every CTA costs beside its own."""
 
 MAX_CLUSTER = 8
-OVERHEAD_STEPS = 4
-"""What a CTA costs beside its steps, in steps: an estimate."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class DecodeKernelConfig:
     """Elements under a scale: 32 with E8M0 scales, 16 with e4m3."""
     tokens: int
     """Rows of x of a CTA, a multiple of 8."""
+    warps_n: int
+    """Warps along N: 1, 2 or 4, which share x."""
     warps_k: int
     """Warps that take turns along K."""
     splits: int
@@ -60,30 +66,57 @@ class DecodeKernelConfig:
     ) -> "DecodeKernelConfig":
         """Chooses for the largest ``M``; N and K are dynamic, but decide how K is shared."""
         tokens = next((size for size in TOKENS if m <= size), TOKENS[-1])
-        tiles = _ceil_div(n, ROWS) * _ceil_div(max(m, 1), tokens)
-        steps = _ceil_div(k, STEP)
-        has_clusters = target.sm >= 90
+        token_tiles = _ceil_div(max(m, 1), tokens)
         ctas = most_ctas(tokens, codes_per_byte, target)
+        room = ctas * target.num_sms
 
-        def time(splits: int) -> int:
-            waves = _ceil_div(tiles * splits, ctas * target.num_sms)
-            return waves * (_ceil_div(steps, splits) + OVERHEAD_STEPS)
+        def tiles(warps_n: int) -> int:
+            return _ceil_div(n, BLOB_TILE) * (SLOTS // warps_n) * token_tiles
 
-        splits = min(range(1, MAX_CLUSTER + 1), key=time) if has_clusters else 1
-        warps_k, ctas = (2, 1) if tiles * splits <= target.num_sms else (1, ctas)
-        share = _ceil_div(_ceil_div(steps, splits), warps_k)
+        fitting = (one for one in WARPS_N[tokens] if tiles(one) <= room)
+        warps_n = next(fitting, WARPS_N[tokens][-1])
+        splits = min(max(room // tiles(warps_n), 1), MAX_CLUSTER) if target.sm >= 90 else 1
+        shape = (tokens, warps_n, WARPS // warps_n, splits, ctas)
+        return cls.of_shape(codes_per_byte, block_size, k, shape, target)
+
+    @classmethod
+    def of_shape(
+        cls,
+        codes_per_byte: int,
+        block_size: int,
+        k: int,
+        shape: tuple[int, int, int, int, int],
+        target: "Target",
+    ) -> "DecodeKernelConfig":
+        """Divides shared memory between x and codes, for tokens, warps, splits and CTAs an SM."""
+        tokens, warps_n, warps_k, splits, ctas = shape
+        turns = _ceil_div(_ceil_div(_ceil_div(k, STEP), splits), warps_k)
         budget = (target.smem_per_cta_bytes + RESERVED_BYTES) // ctas - RESERVED_BYTES
         turn_bytes = warps_k * tokens * STEP * ACTIVATION_BYTES
-        turns = min(budget // 2 // turn_bytes, share)
-        slot_bytes = warps_k * WARPS_N * WARP_THREADS * vectors_of(codes_per_byte) * VECTOR_BYTES
-        depth = max(min((budget - turns * turn_bytes) // slot_bytes, share), 1)
-        facts = (tokens, warps_k, splits, turns * warps_k, depth, ctas)
-        return cls(codes_per_byte, block_size, *facts, use_pdl=has_clusters)
+        slot_bytes = warps_n * warps_k * WARP_THREADS * vectors_of(codes_per_byte) * VECTOR_BYTES
+        staged = max(min(budget // 2 // turn_bytes, turns), 1)
+        depth = max(min((budget - staged * turn_bytes) // slot_bytes, turns), 1)
+        sizes = (tokens, warps_n, warps_k, splits, staged * warps_k, depth, ctas)
+        return cls(codes_per_byte, block_size, *sizes, use_pdl=target.sm >= 90)
 
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return WARPS_N * self.warps_k * WARP_THREADS
+        return self.warps_n * self.warps_k * WARP_THREADS
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a CTA."""
+        return self.warps_n * WARP_ROWS
+
+    def row_tiles(self, n: Any) -> Any:
+        """CTAs that share ``n`` weight rows, which fill tiles of the blob."""
+        return ((n - 1) // BLOB_TILE + 1) * (SLOTS // self.warps_n)
+
+    @property
+    def part_pitch(self) -> int:
+        """Floats from token to token of a warp's sums: fragments are stored without conflicts."""
+        return self.rows + PART_PAD
 
     @property
     def loads(self) -> int:
@@ -107,7 +140,7 @@ class DecodeKernelConfig:
 
     def __str__(self) -> str:
         shared = f", cluster of {self.splits} along K" if self.splits > 1 else ""
-        return f"{ROWS} rows x {self.tokens} tokens, {self.warps_k} warps along K{shared}"
+        return f"{self.rows} rows x {self.tokens} tokens, {self.warps_k} warps along K{shared}"
 
 
 def loads_of(codes_per_byte: int) -> int:
@@ -121,7 +154,7 @@ def vectors_of(codes_per_byte: int) -> int:
 
 
 def most_ctas(tokens: int, codes_per_byte: int, target: "Target") -> int:
-    """CTAs of 4 warps that an SM has room for, in shared memory and registers."""
+    """CTAs that an SM has room for, in shared memory and registers."""
     if target.smem_per_cta_bytes < LARGE_SMEM_BYTES:
         return 1
     return 3 if tokens <= 16 and codes_per_byte == 2 else 2
@@ -135,7 +168,7 @@ def x_bytes(config: DecodeKernelConfig) -> int:
 def smem_bytes(config: DecodeKernelConfig) -> int:
     """Shared memory of one CTA: x and the ring, then, in their place, the sums of its warps."""
     ring = config.depth * config.vectors * config.threads * VECTOR_BYTES
-    sums = config.warps_k * config.tokens * PART_PITCH * FLOAT_BYTES
+    sums = config.warps_k * config.tokens * config.part_pitch * FLOAT_BYTES
     return max(x_bytes(config) + ring, sums)
 
 

@@ -81,10 +81,10 @@ TILES = (
 """The rows; the second holds halves of heads of 256, the fourth whole ones."""
 PROMOTED_TILES = (
     Tile(256, 128, 4, cluster_n=2),
-    Tile(256, 128, 3, cluster_n=2, k_cost=1.02),
-    Tile(128, 128, 5, cluster_n=2, k_cost=1.05, epilogue=110),
-    Tile(128, 128, 6, k_cost=1.08, epilogue=110),
-    Tile(64, 128, 8, k_cost=1.35, epilogue=110),
+    Tile(256, 128, 3, cluster_n=2, k_cost=1.02, long_k_cost=1.02),
+    Tile(128, 128, 5, cluster_n=2, k_cost=1.05, long_k_cost=1.05, epilogue=110),
+    Tile(128, 128, 6, k_cost=1.08, long_k_cost=1.08, epilogue=110),
+    Tile(64, 128, 8, k_cost=1.35, long_k_cost=1.35, epilogue=110),
 )
 """Rows whose warpgroups have registers for the sums of an m64 block on their way to FP32; the
 second and third leave room for what halves of heads of 256 share. The costs are estimates."""
