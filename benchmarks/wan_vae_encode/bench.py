@@ -38,8 +38,9 @@ ENGINES = {
     LAST: "cuDNN, op by op",
 }
 """The peers, and what runs them."""
-LIMIT = 3e-2
-"""Of a row's error to the FP32 model, relative to its size: the roundings of some 60 layers."""
+LIMIT = 6e-2
+"""Of a row's error to the FP32 model, relative to its size: the roundings of some 60 layers, which
+are up to 0.037 of it in the eager model."""
 MIB = 1 << 20
 
 

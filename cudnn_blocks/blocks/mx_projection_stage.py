@@ -11,7 +11,8 @@ import torch
 
 from cudnn_blocks.quant_spec import MXFP8, BlockFormat
 from cudnn_blocks.stages.copy_rows import copy_rows, load_runtime
-from cudnn_blocks.stages.gemm.stage import GemmModes, GemmStage
+from cudnn_blocks.stages.gated_attention.evidence import CODES, TESTED
+from cudnn_blocks.stages.gemm.stage import HOPPER, PORTABLE, GemmModes, GemmStage
 from cudnn_blocks.stages.quantize.stage import DequantizeStage, QuantizeModes, QuantizeStage
 from cudnn_blocks.stages.scratch import carve, padded_bytes
 from cudnn_blocks.stages.stage import REFERENCE, Stage
@@ -19,6 +20,11 @@ from cudnn_blocks.target import CPU, Target
 from cudnn_blocks.workspace import WorkspaceLayout
 
 Step = tuple[Stage, Sequence[Any]]
+_EVIDENCE = {
+    HOPPER: CODES,
+    PORTABLE: TESTED,
+    REFERENCE: {CPU.name: "tests/unit/test_gated_attention_mx_projection.py"},
+}
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -49,15 +55,10 @@ class MxProjectionStage(Stage):
 
     name = "mx_projection"
     rows = tuple(
-        replace(
-            row,
-            evidence={CPU.name: "tests/unit/test_gated_attention_mx_projection.py"}
-            if row.engine == REFERENCE
-            else {},
-        )
+        replace(row, evidence=_EVIDENCE.get(row.engine, {}), shown={}, beyond={})
         for row in GemmStage.rows
     )
-    """Those of the product; with the launches around it nothing has run on a GPU."""
+    """Those of the product, with evidence of all launches together."""
 
     def __init__(
         self,

@@ -10,16 +10,22 @@ from typing import Any
 import torch
 
 from cudnn_blocks.quant_spec import MXFP8
-from cudnn_blocks.stages.attention.stage import SdpaModes, SdpaStage
+from cudnn_blocks.stages.attention.stage import HOPPER, PORTABLE, SdpaModes, SdpaStage
+from cudnn_blocks.stages.gated_attention.evidence import CODES, TESTED
 from cudnn_blocks.stages.quantize.portable_config import FP8
 from cudnn_blocks.stages.quantize.stage import DequantizeStage, QuantizeModes, QuantizeStage
 from cudnn_blocks.stages.scratch import VALUES, carve, padded_bytes
-from cudnn_blocks.stages.stage import Stage
+from cudnn_blocks.stages.stage import REFERENCE, Stage
 from cudnn_blocks.target import CPU, Target
 from cudnn_blocks.tensor_spec import TensorSpec
 from cudnn_blocks.workspace import WorkspaceLayout
 
 Step = tuple[Stage, Sequence[Any]]
+_EVIDENCE = {
+    HOPPER: CODES,
+    PORTABLE: TESTED,
+    REFERENCE: {CPU.name: "tests/unit/test_gated_attention_precision.py"},
+}
 
 
 class MxSdpaStage(Stage):
@@ -43,10 +49,10 @@ class MxSdpaStage(Stage):
 
     name = "sdpa"
     rows = tuple(
-        replace(row, evidence={cpu: file for cpu, file in row.evidence.items() if cpu == CPU.name})
+        replace(row, evidence=_EVIDENCE.get(row.engine, {}), shown={}, beyond={})
         for row in SdpaStage.rows
     )
-    """Those of the attention; with the launches around it nothing has run on a GPU."""
+    """Those of the attention, with evidence of all launches together."""
 
     def __init__(
         self,

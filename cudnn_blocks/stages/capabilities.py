@@ -62,7 +62,9 @@ class Capabilities:
     evidence: Mapping[str, str] = field(default_factory=dict)
     """Target name to the committed file that shows it ran there; other targets are compile-only."""
     shown: Mapping[str, Constraint] = field(default_factory=dict)
-    """Of ``serves``, what the evidence covers; whatever lies outside is compile-only too."""
+    """Of ``serves``, what the evidence covers."""
+    beyond: Mapping[str, str] = field(default_factory=dict)
+    """Evidence of what lies outside of ``shown``; compile-only without one."""
 
     def decline(self, facts: Facts, target: Target) -> str | None:
         """Why this row does not serve ``facts`` on ``target``; None where it does."""
@@ -77,9 +79,9 @@ class Capabilities:
         """``run: <evidence file>`` or ``compile-only``; None for a target outside the row."""
         if target.name not in self.targets:
             return None
-        evidence = self.evidence.get(target.name)
         is_shown = all(facts[name] in values for name, values in self.shown.items())
-        return f"run: {evidence}" if evidence and is_shown else COMPILE_ONLY
+        evidence = (self.evidence if is_shown else self.beyond).get(target.name)
+        return f"run: {evidence}" if evidence else COMPILE_ONLY
 
     def __str__(self) -> str:
         facts = "; ".join(f"{name} {served}" for name, served in self.serves.items())

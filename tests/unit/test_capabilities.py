@@ -72,6 +72,9 @@ def test_evidence_may_cover_a_part_of_what_is_served():
     row = replace(TwoEngines.rows[0], shown={"width": OneOf((2,))})
     assert row.status({"width": 2}, HOPPER) == "run: fast.json"
     assert row.status({"width": 4}, HOPPER) == "compile-only"
+    row = replace(row, beyond={"sm_90a": "wide.log"})
+    assert row.status({"width": 2}, HOPPER) == "run: fast.json"
+    assert row.status({"width": 4}, HOPPER) == "run: wide.log"
 
 
 def test_decline_names_the_fact_the_value_and_what_is_served():

@@ -226,11 +226,9 @@ def test_pins(target):
     problem = make().to("meta")
     plan = problem.plan(target=target, engines={PROJ_NORM_ROPE: "portable"})
     stage = plan.probe().stages[0]
-    assert (stage.stage, stage.engine, stage.status) == (
-        PROJ_NORM_ROPE,
-        "portable",
-        "compile-only",
-    )
+    ran = target == "sm_90a"
+    assert (stage.stage, stage.engine) == (PROJ_NORM_ROPE, "portable")
+    assert stage.status.endswith("gpu_test.log" if ran else "compile-only")
     assert stage.smem_bytes > 0
     line = plan._stages[0].describe()
     assert "QK-norm and RoPE" in line

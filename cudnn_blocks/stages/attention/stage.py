@@ -18,7 +18,7 @@ from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import UpTo
 from cudnn_blocks.stages.cudnn_graph import CUDNN, declines_of, facts_of
 from cudnn_blocks.stages.cudnn_graph import SERVED as CUDNN_SERVED
-from cudnn_blocks.stages.gated_attention.evidence import EVIDENCE, SHOWN
+from cudnn_blocks.stages.gated_attention.evidence import CODES, EVIDENCE, SHOWN, TESTED
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.stage import REFERENCE
 from cudnn_blocks.stages.toolchain import DslRequirement
@@ -128,8 +128,11 @@ class SdpaStage(KernelStage):
     name = "sdpa"
     rows = (
         *(
-            Capabilities(engine, OneOf(targets), _SERVED, _DSL, EVIDENCE, SHOWN)
-            for engine, targets in ((HOPPER, ("sm_90a",)), (PORTABLE, GPU_TARGET_NAMES))
+            Capabilities(engine, OneOf(targets), _SERVED, _DSL, EVIDENCE, SHOWN, codes)
+            for engine, targets, codes in (
+                (HOPPER, ("sm_90a",), CODES),
+                (PORTABLE, GPU_TARGET_NAMES, TESTED),
+            )
         ),
         Capabilities(
             engine=CUDNN,

@@ -14,6 +14,7 @@ from cudnn_blocks.reference import dequant_gemm as reference
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, UpTo
 from cudnn_blocks.stages.dequant_gemm.portable_config import DecodeKernelConfig, smem_bytes
+from cudnn_blocks.stages.gated_attention.evidence import TESTED
 from cudnn_blocks.stages.gemm.stage import DSL, HOPPER, MAX_ROWS, PORTABLE, GemmModes, GemmStage
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.quantize.stage import DequantizeStage, QuantizeModes
@@ -22,6 +23,7 @@ from cudnn_blocks.stages.stage import REFERENCE, Stage
 from cudnn_blocks.target import GPU_TARGET_NAMES, Target
 from cudnn_blocks.workspace import WorkspaceLayout
 
+EVIDENCE = {"sm_90a": "benchmarks/results/nvidia-h200/dequant_gemm.json"}
 MAX_DECODE_ROWS = 128
 """Rows up to which weights become BF16 in registers, on their way to the tensor cores."""
 
@@ -61,7 +63,7 @@ class DecodeStage(KernelStage):
     """
 
     name = "dequant_gemm"
-    rows = (Capabilities(PORTABLE, OneOf(GPU_TARGET_NAMES), _SERVED, DSL),)
+    rows = (Capabilities(PORTABLE, OneOf(GPU_TARGET_NAMES), _SERVED, DSL, EVIDENCE),)
 
     def __init__(self, name: str, modes: DequantGemmModes, num_rows: int, target: Target) -> None:
         super().__init__(_facts(modes, num_rows), target)
@@ -112,8 +114,8 @@ class DequantGemmStage(Stage):
 
     name = "dequant_gemm"
     rows = (
-        Capabilities(engine=HOPPER, targets=OneOf(("sm_90a",)), serves=_SERVED, dsl=DSL),
-        Capabilities(engine=PORTABLE, targets=OneOf(GPU_TARGET_NAMES), serves=_SERVED, dsl=DSL),
+        Capabilities(HOPPER, OneOf(("sm_90a",)), _SERVED, DSL, EVIDENCE),
+        Capabilities(PORTABLE, OneOf(GPU_TARGET_NAMES), _SERVED, DSL, TESTED),
         Capabilities(
             engine=REFERENCE,
             targets=OneOf(("cpu",)),

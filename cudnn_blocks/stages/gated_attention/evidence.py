@@ -5,7 +5,12 @@ from __future__ import annotations
 
 from cudnn_blocks.stages.capabilities import OneOf
 
-EVIDENCE = {"sm_90a": "benchmarks/results/nvidia-h200/gated_attention_block.json"}
+_RESULTS = "benchmarks/results/nvidia-h200"
+EVIDENCE = {"sm_90a": f"{_RESULTS}/gated_attention_block.json"}
 """Of every GPU engine."""
 SHOWN = {"dtype": OneOf(("bf16", "fp16"))}
-"""Its operands; codes have not run."""
+"""Its operands."""
+CODES = {"sm_90a": f"{_RESULTS}/gated_attention_precision.json"}
+"""Of operands in codes."""
+TESTED = {"sm_90a": f"{_RESULTS}/gpu_test.log"}
+"""Of what no benchmark has."""

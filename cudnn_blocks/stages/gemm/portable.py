@@ -355,7 +355,7 @@ class GemmKernel(Plain):
                 rX[e] = rX[e] * scale * rW[e].to(Float32) if is_normed else rX[e]
         if const_expr(facts.rope_dim > 0):
             place = start + tidx % cfg.lanes * VEC
-            if const_expr(facts.has_norm):
+            if const_expr(facts.has_norm or cfg.is_scaled):  # a partner is not its sum any more
                 cute.autovec_copy(rX, vector_view(sChunk, place, VEC))
                 cute.arch.sync_warp()
             if is_normed & (channel < facts.rope_dim):

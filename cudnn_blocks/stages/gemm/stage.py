@@ -15,7 +15,7 @@ from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, NoneOr, UpTo
 from cudnn_blocks.stages.cudnn_graph import CUDNN, declines_of, facts_of
 from cudnn_blocks.stages.cudnn_graph import SERVED as CUDNN_SERVED
-from cudnn_blocks.stages.gated_attention.evidence import EVIDENCE, SHOWN
+from cudnn_blocks.stages.gated_attention.evidence import CODES, EVIDENCE, SHOWN
 from cudnn_blocks.stages.gemm import hopper_config, portable_config
 from cudnn_blocks.stages.gemm.epilogues import (
     D_HEADS,
@@ -122,8 +122,11 @@ class GemmStage(KernelStage):
     name = "gemm"
     rows = (
         *(
-            Capabilities(engine, OneOf(targets), _SERVED, DSL, EVIDENCE, SHOWN)
-            for engine, targets in ((HOPPER, ("sm_90a",)), (PORTABLE, GPU_TARGET_NAMES))
+            Capabilities(engine, OneOf(targets), _SERVED, DSL, EVIDENCE, SHOWN, codes)
+            for engine, targets, codes in (
+                (HOPPER, ("sm_90a",), CODES),
+                (PORTABLE, GPU_TARGET_NAMES, {}),
+            )
         ),
         Capabilities(
             engine=CUDNN,

@@ -14,6 +14,7 @@ from cudnn_blocks.quant_spec import BLOCK_FORMATS, BlockFormat
 from cudnn_blocks.reference import quantize as reference
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, UpTo
+from cudnn_blocks.stages.gated_attention.evidence import CODES
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
 from cudnn_blocks.stages.quantize.portable_config import (
     DEQUANTIZE_VEC,
@@ -97,6 +98,7 @@ class QuantizeStage(KernelStage):
                 "batch_vecs": UpTo(MAX_BATCH_VECS),
             },
             dsl=DSL,
+            evidence=CODES,
         ),
         Capabilities(
             engine=REFERENCE,
@@ -209,6 +211,7 @@ class DequantizeStage(KernelStage):
                 "batch_vecs": UpTo(MAX_BATCH_VECS),
             },
             dsl=DSL,
+            evidence=CODES,
         ),
         Capabilities(
             engine=REFERENCE,

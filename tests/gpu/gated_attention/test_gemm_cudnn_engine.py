@@ -12,7 +12,7 @@ from tests.helpers.gemm_gpu import CUDA
 from tests.helpers.gemm_problem import DTYPES, make_gemm
 from tests.helpers.tensors import assert_same_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 PIN = {"gemm": "cudnn"}
 
 

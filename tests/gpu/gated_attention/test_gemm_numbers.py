@@ -15,7 +15,7 @@ from tests.helpers.gemm_gpu import CUDA, ENGINES, SAMPLE_ROWS, compiled_plan, ru
 from tests.helpers.gemm_problem import DTYPES, ULP_OF_ONE, make_gemm, make_projection
 from tests.helpers.tensors import assert_same_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 engines = pytest.mark.parametrize("engine", ENGINES)
 sample_rows = pytest.mark.parametrize("rows", SAMPLE_ROWS)
 

@@ -13,7 +13,7 @@ from tests.helpers.gemm_gpu import CUDA, ENGINES, compiled_plan, run_guarded
 from tests.helpers.gemm_problem import make_gemm
 from tests.helpers.tensors import assert_same_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 engines = pytest.mark.parametrize("engine", ENGINES)
 
 

@@ -12,7 +12,7 @@ from tests.helpers.sdpa_gpu import CUDA, D_HEADS
 from tests.helpers.sdpa_problem import assert_matches, make_problem
 from tests.helpers.tensors import assert_same_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 PIN = {"sdpa": "cudnn"}
 MASKS = {
     "causal": {},

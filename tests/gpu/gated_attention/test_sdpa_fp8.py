@@ -19,7 +19,7 @@ from tests.helpers.sdpa_gpu import (
 from tests.helpers.sdpa_problem import CODES, make_problem
 from tests.helpers.tensors import assert_same_bits
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 engines = pytest.mark.parametrize("engine", ENGINES)
 head_sizes = pytest.mark.parametrize("d_head", D_HEADS)
 MODES = {

@@ -19,7 +19,7 @@ from tests.helpers.tensors import assert_same_bits
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.usefixtures("no_disk_cache"),
 ]
 engines = pytest.mark.parametrize("engine", ENGINES)

@@ -77,9 +77,12 @@ def test_long_sums_lose_little_where_they_are_promoted(kind):
     y = torch.empty(1, 256, 256, dtype=BF16, device=CUDA)
     launch(make_stage(kind, 256, 16384, 256, alpha=1.0), (x, w, y))
     exact = x.double() @ w.double().t()
-    is_fast = kind[1]
-    bound = 2.0**-4 if is_fast else 2.0**-8 + 2.0**-11  # sums of one sign lose the most
-    assert ((y.double() - exact) / exact).abs().max() <= bound
+    # Sums of one sign lose the most. Of each product an accumulation without promotion drops what
+    # is below 14 bits of the sum so far, which was 27 % of all on an H200.
+    bound = 0.5 if kind == ("hopper", True) else 2.0**-8 + 2.0**-11
+    lost = (exact - y.double()) / exact
+    assert lost.max() <= bound
+    assert lost.min() >= -(2.0**-8) - 2.0**-11
 
 
 @pytest.mark.parametrize("fast", [False, True])
