@@ -76,10 +76,11 @@ def rounds_of(
     for peer in best_peers([arm for arm in arms if arm.key in captured], pilots).values():
         timed[peer.key + CONTROL] = captured[peer.key]
         pilots[peer.key + CONTROL] = pilots[peer.key]
+    leads = None
     if has_equal_bursts:
-        pilots = dict.fromkeys(pilots, min(pilots.values(), default=0.0))
+        leads, pilots = pilots, dict.fromkeys(pilots, min(pilots.values(), default=0.0))
     with _uncollected():
-        return timer.interleaved_us(timed, pilots, rounds)
+        return timer.interleaved_us(timed, pilots, rounds, leads_us=leads)
 
 
 @contextmanager

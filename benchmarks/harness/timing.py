@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 TARGET_US = 10_000.0
 """Device time one measurement aims at."""
 MAX_REPLAYS = 400
+LEAD_US = 50_000.0
+"""Device time of a lead-in: longer than the GPU takes to settle at its power limit."""
 
 
 class Replayable(Protocol):
@@ -97,18 +99,35 @@ class GraphTimer:
         self._end.synchronize()
         return self._start.elapsed_time(self._end) * 1e3 / (replays * arm.count)
 
+    def lead_in(self, arm: CapturedArm, replays: int) -> None:
+        """The same, untimed."""
+        for _ in range(replays):
+            arm.graph.replay()
+
     def pilot_us(self, arm: CapturedArm) -> float:
         """A first estimate: the faster of two short measurements."""
         return min(self.measure_us(arm, 2) for _ in range(2))
 
     def interleaved_us(
-        self, arms: Mapping[str, CapturedArm], pilots_us: Mapping[str, float], rounds: int
+        self,
+        arms: Mapping[str, CapturedArm],
+        pilots_us: Mapping[str, float],
+        rounds: int,
+        *,
+        leads_us: Mapping[str, float] | None = None,
     ) -> dict[str, list[float]]:
-        """Every arm once a round, in another order each time; one list of rounds per arm."""
+        """Every arm once a round, in another order each time; one list of rounds per arm.
+
+        With ``leads_us``, the time of a launch of each, an arm runs untimed before it is measured,
+        so that clocks are its own and not those that its neighbour in the round left behind.
+        """
         replays = {key: replays_for(pilots_us[key] * arm.count) for key, arm in arms.items()}
         times: dict[str, list[float]] = {key: [] for key in arms}
         for order in shuffles(list(arms), rounds):
             for key in order:
+                if leads_us is not None:
+                    graph_us = leads_us[key] * arms[key].count
+                    self.lead_in(arms[key], math.ceil(LEAD_US / graph_us))
                 times[key].append(self.measure_us(arms[key], replays[key]))
         return times
 

@@ -299,6 +299,10 @@ class SteadyTimer(GraphTimer):
         self.replays.setdefault(id(arm), []).append(replays)
         return us
 
+    def lead_in(self, arm, replays):
+        assert replays > 0
+        assert id(arm) in self.seen
+
 
 @pytest.fixture
 def lab(monkeypatch):

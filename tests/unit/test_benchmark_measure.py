@@ -12,11 +12,12 @@ import torch
 from benchmarks.causal_conv1d_update import peers
 from benchmarks.causal_conv1d_update.bench import HostCase, IndexedCase, UpdateCase
 from benchmarks.causal_conv1d_update.problem import Problem
-from benchmarks.harness import measure
+from benchmarks.harness import measure, timing
+from benchmarks.harness.arm import Arm, Role
 from benchmarks.harness.case import Lab
 from benchmarks.harness.rows import CONTROL
 from benchmarks.harness.sets import MIN_SETS
-from benchmarks.harness.timing import CapturedArm, GraphTimer
+from benchmarks.harness.timing import CapturedArm, GraphTimer, replays_for
 
 PLAIN = Problem("L4", 2, 16, state_len=4)
 INDEXED = Problem("indices", 4, 16, state_len=4, indexed=True)
@@ -129,3 +130,32 @@ def test_host_rows_are_eager_and_name_missing_peers(lab):
 def test_descriptions_come_along(lab):
     outcome = UpdateCase(PLAIN, "cpu").measure(lab)
     assert any("causal-conv1d-update" in text for text in outcome.descriptions)
+
+
+def test_an_arm_leads_in_with_its_own_launches_where_bursts_are_equal(monkeypatch):
+    monkeypatch.setattr(timing, "LEAD_US", 1000.0)
+    log = []
+
+    def arm(name, us, count):
+        graph = SimpleNamespace(us=us, replay=lambda: log.append(name))
+        return CapturedArm(graph, (None,) * count)
+
+    class Timer(FakeTimer):
+        def measure_us(self, arm, replays):
+            log.append((arm.graph.us, replays))
+            return arm.graph.us
+
+    arms = [
+        Arm(name, role, "", lambda buffers: lambda: None)
+        for name, role in (("ours", Role.OURS), ("slow", Role.PEER))
+    ]
+    captured = {"ours": arm("ours", 50.0, 4), "slow": arm("slow", 2000.0, 4)}
+    keyed = {one.key: captured[one.name] for one in arms}
+    measure.rounds_of(arms, keyed, Timer(), rounds=1, has_equal_bursts=True)
+    timed = log[4:]  # after two pilots of each
+    for name, us, leads in (("ours", 50.0, 5), ("slow", 2000.0, 1)):
+        first = timed.index((us, replays_for(50.0 * 4)))
+        assert timed[first - leads : first] == [name] * leads
+    log.clear()
+    measure.rounds_of(arms, keyed, Timer(), rounds=1)
+    assert not {"ours", "slow"} & {entry for entry in log if isinstance(entry, str)}
