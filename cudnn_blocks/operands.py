@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import torch
 
 from cudnn_blocks.errors import ContractError, GradModeError
 from cudnn_blocks.strided import are_interleaved
-from cudnn_blocks.tensor_spec import TensorSpec, row_major_stride
+from cudnn_blocks.tensor_spec import TensorSpec, has_storage, row_major_stride
 
 ACTIVATION_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 """Served activations, and what stages call them."""
@@ -272,6 +272,23 @@ class OperandTable:
                 continue
             return (a.name, b.name) if a.is_mutated else (b.name, a.name)
         return None
+
+
+def look_of(tensors: Iterable[object]) -> Hashable | None:
+    """All that a check looks at, but for grad mode, without a tensor; None if an address is none.
+
+    Tensors that look the same reach the same bytes in the same way.
+    """
+    looks: list[Hashable] = []
+    for tensor in tensors:
+        if tensor is None:
+            looks.append(None)
+        elif isinstance(tensor, torch.Tensor) and has_storage(tensor):
+            place = (tensor.data_ptr(), tensor.device, tensor.dtype)
+            looks.append((*place, tensor.shape, tensor.stride()))
+        else:
+            return None
+    return tuple(looks)
 
 
 def _is_given(operand: Operand, tensor: object) -> bool:

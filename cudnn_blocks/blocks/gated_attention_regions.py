@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,8 +45,12 @@ class Regions:
     o_format: BlockFormat | None = None
     """Of ``o4`` and ``sf_o``."""
 
-    def tensors(self, batch: int, tokens: int) -> dict[str, RegionTensor]:
-        """What each region of the mode holds, in their order."""
+    @functools.cached_property
+    def tensors(self) -> Callable[[int, int], Mapping[str, RegionTensor]]:
+        """Of B and S: what each region of the mode holds, in their order; the last are kept."""
+        return functools.lru_cache(maxsize=64)(self._tensors)
+
+    def _tensors(self, batch: int, tokens: int) -> Mapping[str, RegionTensor]:
         one = self.geometry
 
         def heads(count: int, dtype: torch.dtype) -> RegionTensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class Wiring:
         """Of activations."""
         return self.formats.activation
 
-    @property
+    @functools.cached_property
     def regions(self) -> Regions:
         """Of the workspace."""
         return Regions(self.geometry, self.dtype, self.mode, self.formats.w_o.block)

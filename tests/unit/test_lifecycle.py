@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,11 +15,13 @@ from cudnn_blocks import (
     CaptureError,
     ContractError,
     CudaUnavailableError,
+    GradModeError,
     LifecycleError,
     NotServedError,
     TensorSpec,
     api_base,
 )
+from cudnn_blocks.operands import OperandTable
 from tests.helpers.toy_op import WORKSPACE_BYTES, ToyGeometry, ToyOp, make_toy
 
 NUM_THREADS = 8
@@ -145,6 +148,78 @@ def test_a_workspace_that_overlaps_an_operand_is_refused():
     with pytest.raises(ContractError, match="^workspace: .* apart from out, got overlap"):
         plan.execute(torch.ones(1, 8), out, memory)
     assert not memory.any()
+
+
+class Counting(OperandTable):
+    """Counts the calls that are checked in full."""
+
+    checked = 0
+
+    def check_call(self, *args):
+        Counting.checked += 1
+        return super().check_call(*args)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """A compiled plan, and how many calls it has checked."""
+    plan = compiled_toy()
+    plan._operands = Counting(plan._operands.operands, plan._operands.derive)
+    monkeypatch.setattr(Counting, "checked", 0)
+    return plan, lambda: Counting.checked
+
+
+def test_a_call_that_looks_like_one_that_passed_is_not_checked_again(counted):
+    plan, checked = counted
+    x, out, room = torch.ones(2, 8), torch.zeros(2, 8), workspace()
+    for _ in range(3):
+        plan.execute(x, out, room)
+    assert checked() == 1
+    plan.execute(x[:1], out[:1], room)
+    plan.execute(x, out, workspace())
+    plan.execute(x, torch.zeros(2, 8), room)
+    assert checked() == 4
+    plan.execute(x[:1], out[:1], room)
+    assert checked() == 4
+    assert torch.equal(out, x * 2)
+
+
+def test_a_call_that_passed_hides_no_fault_of_another(counted):
+    plan, _ = counted
+    x, out, room = torch.ones(2, 8), torch.zeros(2, 8), workspace()
+    plan.execute(x, out, room)
+    faults = [
+        (x, x, room),
+        (x.view(torch.int32), out, room),
+        (x.view(8, 2), out, room),
+        (x.T.contiguous().T, out, room),
+        (x, None, room),
+        (x, out, None),
+        (x, out, room[:-1]),
+        (x, out, x.view(torch.uint8).view(-1)),
+    ]
+    for fault in faults:
+        with pytest.raises(ContractError):
+            plan.execute(*fault)
+    with pytest.raises(TypeError, match="x"):
+        plan.execute([1.0], out, room)
+    with pytest.raises(GradModeError, match="x"):
+        plan.execute(x.requires_grad_(), out, room)
+    with torch.no_grad():
+        plan.execute(x, out, room)
+
+
+def test_calls_that_passed_keep_no_tensor_alive_and_are_bounded(counted, monkeypatch):
+    plan, _ = counted
+    monkeypatch.setattr(api_base, "MAX_PASSED", 3)
+    x, room = torch.ones(2, 8), workspace()
+    outs = [torch.zeros(2, 8) for _ in range(9)]
+    for out in outs:
+        plan.execute(x, out, room)
+        assert 0 < len(plan._passed) <= 3
+    last = weakref.ref(outs[-1])
+    del outs, out
+    assert last() is None
 
 
 def test_extents_up_to_the_samples():
