@@ -50,12 +50,6 @@ class Fp8GemmProblem(GemmProblem):
         m = self.tokens
         return m * self.k + self.weight_bytes + data.ELEMENT_BYTES * m * self.n
 
-    @property
-    @override
-    def footprint_bytes(self) -> int:
-        """The same."""
-        return self.traffic_bytes
-
     @override
     def make_set(self, device: str) -> Tensors:
         """Random codes and their descales, the same values in BF16, the result poisoned."""

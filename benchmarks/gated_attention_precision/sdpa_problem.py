@@ -34,12 +34,6 @@ class Fp8SdpaProblem(SdpaProblem):
         q, kv = self.h_q * self.d_head, self.h_kv * self.d_head
         return self.tokens * (q + 2 * kv + data.ELEMENT_BYTES * q)
 
-    @property
-    @override
-    def footprint_bytes(self) -> int:
-        """The same."""
-        return self.traffic_bytes
-
     @override
     def make_set(self, device: str) -> Tensors:
         """Random codes, the same values in BF16, the result poisoned."""

@@ -4,31 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from cudnn_blocks.blocks.composed_stage import ComposedStage, rows_of_codes
 from cudnn_blocks.quant_spec import MXFP8, BlockFormat
 from cudnn_blocks.stages.copy_rows import copy_rows, load_runtime
-from cudnn_blocks.stages.gated_attention.evidence import CODES, TESTED
-from cudnn_blocks.stages.gemm.stage import HOPPER, PORTABLE, GemmModes, GemmStage
+from cudnn_blocks.stages.gemm.stage import GemmModes, GemmStage
 from cudnn_blocks.stages.quantize.stage import DequantizeStage, QuantizeModes, QuantizeStage
 from cudnn_blocks.stages.scratch import carve, padded_bytes
 from cudnn_blocks.stages.stage import REFERENCE, Stage
-from cudnn_blocks.target import CPU, Target
+from cudnn_blocks.target import Target
 from cudnn_blocks.workspace import WorkspaceLayout
 
 Step = tuple[Stage, Sequence[Any]]
-_EVIDENCE = {
-    HOPPER: CODES,
-    PORTABLE: TESTED,
-    REFERENCE: {CPU.name: "tests/unit/test_gated_attention_mx_projection.py"},
-}
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class MxProjectionStage(Stage):
+class MxProjectionStage(ComposedStage):
     """``Q, K, V = M(A(...))`` of the projection slab, with norm and rotation of its FP32 sums.
 
     Two launches dequantise h and w_qkvg, whose values BF16 holds; one multiplies them, with QK-norm
@@ -54,11 +48,7 @@ class MxProjectionStage(Stage):
     """
 
     name = "mx_projection"
-    rows = tuple(
-        replace(row, evidence=_EVIDENCE.get(row.engine, {}), shown={}, beyond={})
-        for row in GemmStage.rows
-    )
-    """Those of the product, with evidence of all launches together."""
+    rows = rows_of_codes(GemmStage.rows, "tests/unit/test_gated_attention_mx_projection.py")
 
     def __init__(
         self,
@@ -97,14 +87,7 @@ class MxProjectionStage(Stage):
 
     @property
     def _parts(self) -> list[Stage]:
-        """In no order."""
         return [self._gemm, *self._dequantize, *self._quantize]
-
-    def check(self) -> None:
-        """Chooses the engine of the product, and those of the other launches."""
-        super().check()
-        for part in self._parts:
-            part.check()
 
     def book(self, layout: WorkspaceLayout) -> None:
         """BF16 values of h and w_qkvg, and the slab."""
@@ -115,9 +98,8 @@ class MxProjectionStage(Stage):
         return (batch, tokens, k), (n, k), (batch, tokens, n)
 
     def compile(self) -> None:
-        """Compiles every kernel."""
-        for part in self._parts:
-            part.compile()
+        """Compiles every kernel, and loads what copies."""
+        super().compile()
         if self.engine != REFERENCE:
             load_runtime()
 

@@ -4,31 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from cudnn_blocks.blocks.composed_stage import ComposedStage, rows_of_codes
 from cudnn_blocks.quant_spec import MXFP8
-from cudnn_blocks.stages.attention.stage import HOPPER, PORTABLE, SdpaModes, SdpaStage
-from cudnn_blocks.stages.gated_attention.evidence import CODES, TESTED
+from cudnn_blocks.stages.attention.stage import SdpaModes, SdpaStage
 from cudnn_blocks.stages.quantize.portable_config import FP8
 from cudnn_blocks.stages.quantize.stage import DequantizeStage, QuantizeModes, QuantizeStage
 from cudnn_blocks.stages.scratch import VALUES, carve, padded_bytes
-from cudnn_blocks.stages.stage import REFERENCE, Stage
-from cudnn_blocks.target import CPU, Target
+from cudnn_blocks.stages.stage import Stage
+from cudnn_blocks.target import Target
 from cudnn_blocks.tensor_spec import TensorSpec
 from cudnn_blocks.workspace import WorkspaceLayout
 
 Step = tuple[Stage, Sequence[Any]]
-_EVIDENCE = {
-    HOPPER: CODES,
-    PORTABLE: TESTED,
-    REFERENCE: {CPU.name: "tests/unit/test_gated_attention_precision.py"},
-}
 
 
-class MxSdpaStage(Stage):
+class MxSdpaStage(ComposedStage):
     """Attention of MXFP8 codes: three launches dequantise them, a fifth may code the result.
 
     A code times its scale fits BF16, so that the attention sees the values exactly. The engine is
@@ -48,11 +42,7 @@ class MxSdpaStage(Stage):
     """
 
     name = "sdpa"
-    rows = tuple(
-        replace(row, evidence=_EVIDENCE.get(row.engine, {}), shown={}, beyond={})
-        for row in SdpaStage.rows
-    )
-    """Those of the attention, with evidence of all launches together."""
+    rows = rows_of_codes(SdpaStage.rows, "tests/unit/test_gated_attention_precision.py")
 
     def __init__(
         self,
@@ -96,23 +86,11 @@ class MxSdpaStage(Stage):
 
     @property
     def _parts(self) -> list[Stage]:
-        """In no order."""
         return [self._sdpa, *self._dequantize, *([self._quantize] if self._quantize else [])]
-
-    def check(self) -> None:
-        """Chooses the engine of the attention, and those of the other launches."""
-        super().check()
-        for part in self._parts:
-            part.check()
 
     def book(self, layout: WorkspaceLayout) -> None:
         """BF16 values of q, k and v, and of o where it becomes codes."""
         layout.book_scratch(self._scratch_bytes)
-
-    def compile(self) -> None:
-        """Compiles every kernel."""
-        for part in self._parts:
-            part.compile()
 
     def launch(self, operands: Sequence[torch.Tensor | None], stream: int) -> None:
         """All launches, one after the other."""

@@ -57,19 +57,15 @@ from cudnn_blocks.stages.dequant_gemm.portable_config import (
 )
 from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
 from cudnn_blocks.stages.device.packed_codes import (
-    E2M1_EXPONENT,
     E2M1_ORDER,
-    E4M3_EXPONENT,
     E4M3_ORDER,
+    TWO_TO_126,
     e2m1_patterns,
-    e4m3_nan_bits,
-    e4m3_patterns,
+    e4m3_to_bf16,
     e4m3_to_bf16x2,
-    e8m0_pattern_factor,
-    e8m0_rest,
+    e8m0_to_bf16x2,
     multiply_bf16x2,
     saturate_bf16x2,
-    with_e4m3_nans,
 )
 from cudnn_blocks.stages.device.prefetch import prefetch_l2_line
 from cudnn_blocks.stages.gemm.portable_operands import rows_of
@@ -87,6 +83,8 @@ STORE = 4  # neighbouring outputs of a thread
 TWO_TO_118 = 0x7A807A80
 """Makes e4m3 scales fit e2m1 patterns, times 2**-126: their products are 2**-8 of the weights."""
 PATTERN_SCALE = 2.0**8
+FIRST_LARGE = {True: 253, False: 247}
+"""E8M0 codes that can make an e2m1 code (True) or an e4m3 code larger than BF16 holds."""
 EVERY_SIGN = 0x80808080
 """The highest bit of every byte."""
 
@@ -427,9 +425,9 @@ class DecodeKernel:
     ):
         """A step's products, 8 elements of K of every lane at a time."""
         cfg = self.config
-        needs_care = Boolean(False)
+        saturates = Boolean(False)
         if const_expr(cfg.is_mx):
-            needs_care = cute.arch.vote_any_sync(self.is_special(rCodes, rScales))
+            saturates = cute.arch.vote_any_sync(self.has_large_scale(rScales))
         op = warp.MmaF16BF16Op(BFloat16, Float32, (MMA_M, MMA_N, MMA_K))
         mma_atom = cute.make_mma_atom(op)
         factors = self.scale_factors(rScales, place)
@@ -438,11 +436,9 @@ class DecodeKernel:
             for s in cutlass.range_constexpr(SLOTS):
                 self.dequantize(rW[None, s], rCodes[None, None, s], factors[s], c)
             if const_expr(cfg.is_mx):
-                if needs_care:
-                    for s in cutlass.range_constexpr(SLOTS):
-                        self.finish_weights(
-                            rW[None, s], rCodes[None, None, s], rScales[s], c, place
-                        )
+                if saturates:
+                    for i in cutlass.range_constexpr(cute.size(rW)):
+                        rW[i] = saturate_bf16x2(rW[i])
             tCrA = weight_fragments(rW)
             vec = step * STEP_VECS + self.chunk_vec(c, place.quad_lane)
             for j in cutlass.range_constexpr(cfg.tokens // MMA_N):
@@ -472,66 +468,47 @@ class DecodeKernel:
         for s in cutlass.range_constexpr(SLOTS):
             pair = []
             for half in cutlass.range_constexpr(2):
-                code = self.scale_code(rScales[s], half, place)
+                if const_expr(not cfg.is_mx):
+                    column = place.quad_lane % 2 * 2 + half
+                elif const_expr(cfg.is_fp4):
+                    column = place.quad_lane
+                else:
+                    column = place.quad_lane // 2 + 2 * half
+                code = rScales[s] >> (column * 8).to(Uint32) & Uint32(0xFF)
                 if const_expr(cfg.is_mx):
-                    pair.append(e8m0_pattern_factor(code, self.pattern_exponent))
+                    pair.append(e8m0_to_bf16x2(code))
                 else:
                     pair.append(multiply_bf16x2(e4m3_to_bf16x2(code), Uint32(TWO_TO_118)))
             factors.append(tuple(pair))
         return tuple(factors)
 
-    @property
-    def pattern_exponent(self) -> int:
-        """Patterns of codes are the codes times two to the minus this."""
-        return E2M1_EXPONENT if self.config.is_fp4 else E4M3_EXPONENT
-
-    def scale_code(self, word: Uint32, half: int, place: Place) -> Uint32:
-        """The scale of a slot's first (0) or last (1) two chunks, of its word of 4 scales."""
-        if not self.config.is_mx:
-            column = place.quad_lane % 2 * 2 + half
-        elif self.config.is_fp4:
-            column = place.quad_lane
-        else:
-            column = place.quad_lane // 2 + 2 * half
-        return word >> (column * 8).to(Uint32) & Uint32(0xFF)
-
-    def is_special(self, rCodes: cute.Tensor, rScales: cute.Tensor) -> Boolean:
-        """True where a factor is not all of a scale, or a code may be NaN."""
-        first = 255 - self.pattern_exponent
-        carry = Uint32((256 - first) * 0x01010101)
+    def has_large_scale(self, rScales: cute.Tensor) -> Boolean:
+        """True where an E8M0 code is at least ``FIRST_LARGE``."""
+        carry = Uint32((256 - FIRST_LARGE[self.config.is_fp4]) * 0x01010101)
         found = Uint32(0)
         for s in range(SLOTS):
             found |= ((rScales[s] & Uint32(0x7F7F7F7F)) + carry) & rScales[s]
-        if not self.config.is_fp4:
-            for i in range(cute.size(rCodes)):
-                found |= e4m3_nan_bits(rCodes[i])
         return found & Uint32(EVERY_SIGN) != 0
 
     @cute.jit
     def dequantize(self, rW, rCodes, factors, chunk: cutlass.Constexpr[int]):
         """8 weights of a row: 4 pairs, the first two for one product, the last two for the next."""
-        if const_expr(self.config.is_fp4):
+        cfg = self.config
+        factor = factors[chunk // 2]
+        if const_expr(cfg.is_fp4):
             patterns = e2m1_patterns(rCodes[chunk, 0])
+            for i in cutlass.range_constexpr(WORDS):
+                value = patterns[i]
+                if const_expr(cfg.is_mx):
+                    value = multiply_bf16x2(value, Uint32(TWO_TO_126))
+                rW[i] = multiply_bf16x2(value, factor)
         else:
-            first, second = self.chunk_words(rCodes, chunk)
-            patterns = (*e4m3_patterns(first), *e4m3_patterns(second))
-        for i in cutlass.range_constexpr(WORDS):
-            rW[i] = multiply_bf16x2(patterns[i], factors[chunk // 2])
-
-    def chunk_words(self, rCodes: cute.Tensor, chunk: int) -> tuple[Uint32, Uint32]:
-        """The 8 e4m3 codes of a chunk."""
-        first = chunk % 2 * 2
-        return rCodes[first, chunk // 2], rCodes[first + 1, chunk // 2]
-
-    @cute.jit
-    def finish_weights(self, rW, rCodes, scales: Uint32, chunk: cutlass.Constexpr[int], place):
-        """Brings NaN codes and the rest of a scale into 8 weights, which saturate."""
-        if const_expr(not self.config.is_fp4):
-            for i, word in enumerate(self.chunk_words(rCodes, chunk)):
-                rW[2 * i], rW[2 * i + 1] = with_e4m3_nans(word, rW[2 * i], rW[2 * i + 1])
-        rest = e8m0_rest(self.scale_code(scales, chunk // 2, place), self.pattern_exponent)
-        for i in cutlass.range_constexpr(WORDS):
-            rW[i] = saturate_bf16x2(multiply_bf16x2(rW[i], rest))
+            codes = cute.make_tensor(
+                rCodes[None, chunk // 2].iterator + chunk % 2 * 2, cute.make_layout(2)
+            )
+            e4m3_to_bf16(codes, rW)
+            for i in cutlass.range_constexpr(WORDS):
+                rW[i] = multiply_bf16x2(rW[i], factor)
 
     # Sums.
 
