@@ -56,7 +56,7 @@ def load(name: str) -> Bench:
     return import_module(BENCHES[name]).BENCH
 
 
-def open_lab(rounds: int, *, check_only: bool) -> Lab:
+def open_lab(rounds: int, *, check_only: bool, is_sustained: bool = False) -> Lab:
     """Measures the ceiling and sets up the timer, or raises CudaUnavailableError."""
     l2_bytes = environment.require_gpu().L2_cache_size
     if check_only:
@@ -67,11 +67,17 @@ def open_lab(rounds: int, *, check_only: bool) -> Lab:
         copy_bandwidth_gb_s(),
         GraphTimer(l2_bytes),
         peak_tflop_s=matmul_tflop_s(),
+        is_sustained=is_sustained,
     )
 
 
 def document_of(
-    bench: Bench, outcome: Outcome, clocks: tuple[int | None, int | None], selection: dict[str, str]
+    bench: Bench,
+    outcome: Outcome,
+    clocks: tuple[int | None, int | None],
+    selection: dict[str, str],
+    *,
+    is_sustained: bool = False,
 ) -> results.Document:
     """The result file's content."""
     peers, missing = environment.peer_versions(bench.peer_distributions)
@@ -85,6 +91,7 @@ def document_of(
         commit=environment.commit(),
         sm_clock_mhz=clocks,
         selection=selection,
+        is_sustained=is_sustained,
         rows=outcome.rows,
         compile_counts=outcome.compile_counts,
     )
@@ -107,7 +114,7 @@ def run_bench(
         click.echo(f"{bench.name}: {precompile(plans, jobs)}", err=True)
     before = environment.sm_clock_mhz()
     total = Outcome()
-    document = document_of(bench, total, (before, None), selection)
+    document = document_of(bench, total, (before, None), selection, is_sustained=lab.is_sustained)
     path = None
     for case in track(cases, f"{bench.name} cases", console=Console(stderr=True)):
         with torch.no_grad():
@@ -157,6 +164,12 @@ def run_bench(
     type=click.Path(path_type=Path, file_okay=False),
     help="Results folder.",
 )
+@click.option(
+    "--sustained",
+    "is_sustained",
+    is_flag=True,
+    help="Run every arm for 50 ms, untimed, right before each measurement: clocks of steady load.",
+)
 @click.option("--list", "list_only", is_flag=True, help="Print the selected cases; needs no GPU.")
 @click.option("--check-only", is_flag=True, help="Check every arm, time nothing, write nothing.")
 @click.option(
@@ -172,6 +185,7 @@ def main(
     shape_pattern: str | None,
     rounds: int,
     out: Path,
+    is_sustained: bool,
     list_only: bool,
     check_only: bool,
     jobs: int,
@@ -192,7 +206,7 @@ def main(
                 click.echo(f"{bench.name}  {'|'.join(case.kinds)}/{case.label}")
         return
     try:
-        lab = open_lab(rounds, check_only=check_only)
+        lab = open_lab(rounds, check_only=check_only, is_sustained=is_sustained)
     except CudaUnavailableError as error:
         raise NoGpu(f"{type(error).__name__}: {error}") from error
     right = [run_bench(bench, cases, lab, selection, out, jobs) for bench, cases in grids if cases]

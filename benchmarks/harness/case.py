@@ -31,6 +31,8 @@ class Lab:
     check_only: bool = False
     peak_tflop_s: float | None = None
     """BF16 matrix product; None where nothing is timed."""
+    is_sustained: bool = False
+    """Every arm runs untimed for a while right before it is measured."""
 
 
 @dataclass(frozen=True)

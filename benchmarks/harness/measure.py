@@ -69,6 +69,7 @@ def rounds_of(
     rounds: int,
     *,
     has_equal_bursts: bool = False,
+    is_sustained: bool = False,
 ) -> dict[str, list[float]]:
     """Times the captured arms, and the best peer of each variant a second time as control."""
     pilots = {key: timer.pilot_us(graph) for key, graph in captured.items()}
@@ -76,9 +77,9 @@ def rounds_of(
     for peer in best_peers([arm for arm in arms if arm.key in captured], pilots).values():
         timed[peer.key + CONTROL] = captured[peer.key]
         pilots[peer.key + CONTROL] = pilots[peer.key]
-    leads = None
+    leads = pilots if is_sustained else None
     if has_equal_bursts:
-        leads, pilots = pilots, dict.fromkeys(pilots, min(pilots.values(), default=0.0))
+        pilots = dict.fromkeys(pilots, min(pilots.values(), default=0.0))
     with _uncollected():
         return timer.interleaved_us(timed, pilots, rounds, leads_us=leads)
 
@@ -106,8 +107,14 @@ def measure_graph(case: ArmCase, lab: Lab) -> Outcome:
         if lab.timer is not None and not lab.check_only:
             arms = passing(offers, failures)
             captured = captured_arms(arms, sets, failures, mode)
-            equal = case.has_equal_bursts
-            rounds = rounds_of(arms, captured, lab.timer, lab.rounds, has_equal_bursts=equal)
+            rounds = rounds_of(
+                arms,
+                captured,
+                lab.timer,
+                lab.rounds,
+                has_equal_bursts=case.has_equal_bursts,
+                is_sustained=lab.is_sustained,
+            )
             del captured
         measured = Measured(
             kind=case.family if case.family and plan.is_cold else plan.kind,

@@ -99,6 +99,8 @@ class Document(_Model):
     """SM clock before and after; read, never set."""
     selection: dict[str, str] = Field(default_factory=dict)
     """The filters of a partial run; empty for the whole grid."""
+    is_sustained: bool = False
+    """Every arm ran for a while, untimed, right before each measurement."""
     rows: list[Row]
     compile_counts: list[CompileCount] = Field(default_factory=list)
     verdicts: list[Verdict] = Field(default_factory=list)
@@ -112,6 +114,8 @@ def gpu_slug(name: str) -> str:
 def write(document: Document, bench: str, out: Path) -> Path:
     """Writes the document; a partial run goes beside the whole one, never over it."""
     suffix = ".partial.json" if document.selection else ".json"
+    if document.is_sustained:
+        suffix = f".sustained{suffix}"
     path = out / gpu_slug(document.gpu) / f"{bench}{suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_lines(document))

@@ -97,7 +97,7 @@ class _FakeCase:
 @pytest.fixture
 def fake_lab(monkeypatch):
     lab = Lab(rounds=1, l2_bytes=1 << 20, ceiling_gb_s=None, timer=None)
-    monkeypatch.setattr(run, "open_lab", lambda rounds, check_only: lab)
+    monkeypatch.setattr(run, "open_lab", lambda rounds, **_: lab)
     monkeypatch.setattr(run.environment, "sm_clock_mhz", lambda: None)
     monkeypatch.setattr(run.environment, "driver", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
@@ -125,3 +125,29 @@ def test_exit_status_tells_whether_our_arms_are_right(
     result = invoke("causal_conv1d_update", "--out", str(tmp_path))
     assert result.exit_code == code, result.output
     assert (tmp_path / "nvidia-h200" / "causal_conv1d_update.json").exists()
+
+
+def test_a_sustained_run_has_a_file_of_its_own(monkeypatch, tmp_path):
+    asked = []
+
+    def open_lab(rounds, *, check_only, is_sustained):
+        asked.append(is_sustained)
+        return Lab(rounds, 1 << 20, ceiling_gb_s=None, timer=None, is_sustained=is_sustained)
+
+    monkeypatch.setattr(run, "open_lab", open_lab)
+    monkeypatch.setattr(run.environment, "sm_clock_mhz", lambda: None)
+    monkeypatch.setattr(run.environment, "driver", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(run, "load", lambda name: run.Bench("conv3d", (_FakeCase("ok"),), ()))
+    for flags in ((), ("--sustained",), ("--sustained", "--case", "L4")):
+        assert invoke("conv3d", "--out", str(tmp_path), *flags).exit_code == 0
+    assert asked == [False, True, True]
+    written = {path.name: path for path in (tmp_path / "nvidia-h200").iterdir()}
+    assert set(written) == {
+        "conv3d.json",
+        "conv3d.sustained.json",
+        "conv3d.sustained.partial.json",
+    }
+    for name, path in written.items():
+        document = Document.model_validate_json(path.read_text())
+        assert document.is_sustained is ("sustained" in name)

@@ -132,7 +132,7 @@ def test_descriptions_come_along(lab):
     assert any("causal-conv1d-update" in text for text in outcome.descriptions)
 
 
-def test_an_arm_leads_in_with_its_own_launches_where_bursts_are_equal(monkeypatch):
+def test_a_sustained_arm_leads_in_with_its_own_launches(monkeypatch):
     monkeypatch.setattr(timing, "LEAD_US", 1000.0)
     log = []
 
@@ -151,11 +151,11 @@ def test_an_arm_leads_in_with_its_own_launches_where_bursts_are_equal(monkeypatc
     ]
     captured = {"ours": arm("ours", 50.0, 4), "slow": arm("slow", 2000.0, 4)}
     keyed = {one.key: captured[one.name] for one in arms}
-    measure.rounds_of(arms, keyed, Timer(), rounds=1, has_equal_bursts=True)
+    measure.rounds_of(arms, keyed, Timer(), rounds=1, has_equal_bursts=True, is_sustained=True)
     timed = log[4:]  # after two pilots of each
     for name, us, leads in (("ours", 50.0, 5), ("slow", 2000.0, 1)):
         first = timed.index((us, replays_for(50.0 * 4)))
         assert timed[first - leads : first] == [name] * leads
     log.clear()
-    measure.rounds_of(arms, keyed, Timer(), rounds=1)
+    measure.rounds_of(arms, keyed, Timer(), rounds=1, has_equal_bursts=True)
     assert not {"ours", "slow"} & {entry for entry in log if isinstance(entry, str)}

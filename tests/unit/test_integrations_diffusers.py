@@ -19,6 +19,7 @@ from cudnn_blocks.integrations.diffusers import (
     torch_steps,
 )
 from cudnn_blocks.integrations.diffusers.builder import Builder
+from cudnn_blocks.integrations.diffusers.conv_steps import copy_rows
 from cudnn_blocks.integrations.diffusers.decoder import decoder_program
 from cudnn_blocks.integrations.diffusers.encoder import encoder_program
 from cudnn_blocks.integrations.diffusers.family import Family, Service
@@ -311,3 +312,16 @@ def test_plans_are_shared_between_layers_and_clips(vae):
     again = handle._family._plans.stats()
     assert again.misses == plans.misses
     assert again.hits > 2 * plans.hits
+
+
+@pytest.mark.parametrize("channels", [3, 8, 160])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_copied_rows_keep_their_bits(channels, dtype):
+    bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    info = torch.iinfo(bits)
+    source = torch.randint(info.min, info.max, (2, 2, 5, 7, channels), dtype=bits).view(dtype)
+    target = torch.zeros(2, 4, 7, 9, channels, dtype=dtype)
+    copy_rows(target[:, 1:3, 1:-1, 1:-1], source)
+    assert torch.equal(target[:, 1:3, 1:-1, 1:-1].view(bits), source.view(bits))
+    target[:, 1:3, 1:-1, 1:-1] = 0
+    assert not target.view(bits).any(), "a border was written"

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from cudnn_blocks.geometry.conv3d import MAX_HISTORY_FRAMES
-from cudnn_blocks.integrations.diffusers.conv_steps import TORCH_CONV, ncthw, nthwc
+from cudnn_blocks.integrations.diffusers.conv_steps import TORCH_CONV, copy_rows, ncthw, nthwc
 from cudnn_blocks.integrations.diffusers.family import Family
 from cudnn_blocks.integrations.diffusers.flow import Flow, take
 from cudnn_blocks.integrations.diffusers.torch_steps import TorchStep
@@ -47,9 +47,10 @@ class AvgDown(TorchStep):
             flow.shortcut = nthwc(self._module(ncthw(x))).contiguous()
 
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
-        n, t, h, w, c = x.shape
-        side, group = self._factor_s, self._factor_t
-        x = x.view(n, t, h // side, side, w // side, side, c).mean(dim=(3, 5))
+        n, t = x.shape[:2]
+        group = self._factor_t
+        frames = functional.avg_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), self._factor_s)
+        x = frames.permute(0, 2, 3, 1).contiguous().unflatten(0, (n, t))
         if group == 1:
             return x
         x = functional.pad(x, (0, 0, 0, 0, 0, 0, -t % group, 0))  # zero frames before the first
@@ -114,7 +115,7 @@ class TimeConv:
         """``previous``, then ``x`` plus ``bias``, as one tensor."""
         n, history, h, w, c = previous.shape
         frames = x.new_empty(n, history + x.shape[1], h, w, c)
-        frames[:, :history] = previous
+        copy_rows(frames[:, :history], previous)
         if bias is None:
             frames[:, history:] = x
         else:

@@ -5,26 +5,30 @@
     acc[m, n] = sum_k f32(x[m, k]) * f32(W[n, k])           FP32
     y[m, n] = B(alpha * acc[m, n])
 
-Weights are read once, so this is bound by memory. They go to shared memory in 16-byte cp.async, in
-a ring that belongs to each thread alone, and become BF16 in its registers. They are the 16-row side
-of mma.sync m16n8k16, x the 8-column side.
+Weights are read once, so this is bound by memory, and next by what it takes to make them BF16. They
+go to shared memory in 16-byte cp.async, in a ring that belongs to each thread alone, and become
+BF16 in its registers. They are the 16-row side of mma.sync m16n8k16, x the 8-column side.
 
-Grid:          (row tiles x CTAs of a cluster, tiles of tokens). The CTAs of a cluster share K
-               (sm_90 and newer), and so do the warps of a CTA.
-Warps:         ``warps_n`` along N x ``warps_k`` along K. A warp has 32 weight rows: 8 neighbours, 4
-               times 32 rows apart, whose scales are 16 neighbouring bytes of the blob for 4 blocks
-               of K.
-K:             a warp takes 128 elements at a time. A lane's 16-byte load is one operand of several
-               products, so the order of K inside of them is the codes', not memory's; fragments of
-               x are brought into the same order in registers.
-Pipeline:      x of ``staged_steps`` steps, then ``depth`` steps of codes and scales are on the way
-               at once. A thread reads what it asked for itself: it waits for its own copies, and
-               the only barriers are those around x, one pair each time that it is filled.
-Shared memory: rows of x, whose 16-byte columns are XOR-ed so that 8 lanes meet 8 bank groups, and
-               the ring, ``(depth, vector, thread)`` of 16 bytes; then, in their place, the FP32
-               sums of every warp along K.
-Sums:          in the order of warps, then of CTAs, whatever comes first: the bits are the same in
-               every run. CTAs of a cluster read each other's, and each stores a part.
+Grid:          (clusters along N x CTAs of a cluster, tiles of tokens), a CTA to an SM. The CTAs of
+               a cluster (sm_90 and newer) have the same ``groups`` of 32 weight rows, and a part of
+               K each.
+Warps:         a CTA's units, of a group and a step of K, are numbered group by group. A warp takes
+               a range of them, the same number in every warp, one more or less. The rows of a group
+               are 8 neighbours, 4 times 32 apart, whose scales are 16 neighbouring bytes of the
+               blob for 4 blocks of K.
+K:             a step is 128 elements. A lane's 16-byte load is one operand of several products, so
+               the order of K inside of them is the codes', not memory's; x goes into shared memory
+               in that order.
+Pipeline:      x of ``turn_steps`` steps, by all threads; ``depth`` units of codes and scales on
+               their way at once, into places that only the thread which asked for them reads. So
+               the only barriers are those around x, and one before the sums.
+Shared memory: FP32 sums, ``(group + warp, token, row)``; rows of x, whose 16-byte columns are
+               XOR-ed so that 8 lanes meet 8 bank groups; the ring, ``(depth, vector, thread)`` of
+               16 bytes.
+Sums:          a warp stores its sums of a group when it leaves the group, and adds to them in later
+               turns. At the end they are added in the order of CTAs, then of warps, whatever comes
+               first: the bits are the same in every run. CTAs of a cluster read each other's, and
+               each stores a part of y.
 Edges:         rows past N, K past its end and padding of the blob are not read.
 Overlap:       with PDL the next grid may start at once. Before the wait, weights and scales are
                asked into L2, where they are coherent; all else of memory is touched after it.
@@ -45,27 +49,33 @@ from cutlass.memory import SmemAllocator
 
 from cudnn_blocks.stages.dequant_gemm.portable_config import (
     BLOB_TILE,
+    GROUP_ROWS,
     MMA_N,
     SLOTS,
     STEP,
     VECTOR_BYTES,
-    WARP_ROWS,
     WARP_THREADS,
     DecodeKernelConfig,
     smem_bytes,
+    sums_bytes,
     x_bytes,
 )
 from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
 from cudnn_blocks.stages.device.packed_codes import (
+    E2M1_EXPONENT,
     E2M1_ORDER,
+    E4M3_EXPONENT,
     E4M3_ORDER,
-    TWO_TO_126,
     e2m1_patterns,
-    e4m3_to_bf16,
-    e4m3_to_bf16x2,
-    e8m0_to_bf16x2,
+    e4m3_nan_bits,
+    e4m3_pair_to_bf16x2,
+    e4m3_patterns,
+    e4m3_rest,
+    e8m0_pattern_factor,
+    e8m0_rest,
     multiply_bf16x2,
     saturate_bf16x2,
+    with_e4m3_nans,
 )
 from cudnn_blocks.stages.device.prefetch import prefetch_l2_line
 from cudnn_blocks.stages.gemm.portable_operands import rows_of
@@ -79,12 +89,11 @@ BLOB_ROWS, BLOB_COLUMNS = 32, 4
 NEIGHBOURS = 8  # weight rows
 MMA_M, MMA_K = 16, 16
 STORE = 4  # neighbouring outputs of a thread
+X_BATCH = 4  # vectors of x that a thread has on their way at once
 
 TWO_TO_118 = 0x7A807A80
 """Makes e4m3 scales fit e2m1 patterns, times 2**-126: their products are 2**-8 of the weights."""
 PATTERN_SCALE = 2.0**8
-FIRST_LARGE = {True: 253, False: 247}
-"""E8M0 codes that can make an e2m1 code (True) or an e4m3 code larger than BF16 holds."""
 EVERY_SIGN = 0x80808080
 """The highest bit of every byte."""
 
@@ -109,12 +118,11 @@ class Place:
     """Where a thread is."""
 
     tidx: Int32
-    tile: Int32
-    """Row tile."""
+    cluster: Int32
+    """Along N."""
     rank: Int32
     """CTA within the cluster."""
     first_token: Int32
-    warps_n: int
 
     @property
     def lane(self) -> Int32:
@@ -127,32 +135,43 @@ class Place:
         return self.tidx % 4
 
     @property
-    def warp_n(self) -> Int32:
-        """Place along N."""
-        return self.tidx // WARP_THREADS % self.warps_n
+    def warp(self) -> Int32:
+        """Within the CTA, known to be the same in all its lanes."""
+        return cute.arch.make_warp_uniform(self.tidx // WARP_THREADS)
 
-    @property
-    def warp_k(self) -> Int32:
-        """Place along K."""
-        return self.tidx // WARP_THREADS // self.warps_n
 
-    def group(self, warp_n) -> Int32:
-        """Which 32 weight rows a warp of the CTA has, over all of them."""
-        return self.tile * self.warps_n + warp_n
+@dataclass(frozen=True)
+class Rows:
+    """The 32 weight rows of a group."""
+
+    group: Int32
+    """Over all of them."""
+    lane: Int32
 
     @property
     def blob_tile(self) -> Int32:
         """Row tile of the blob."""
-        return self.group(self.warp_n) // SLOTS
+        return self.group // SLOTS
 
     @property
     def blob_row(self) -> Int32:
-        """The first of the thread's 4 weight rows, within the blob's tile."""
-        return self.group(self.warp_n) % SLOTS * NEIGHBOURS + self.lane // 4
+        """The first of the lane's 4 rows, within the blob's tile."""
+        return self.group % SLOTS * NEIGHBOURS + self.lane // 4
 
     def row(self, slot) -> Int32:
-        """A weight row of the thread."""
+        """A row of the lane."""
         return self.blob_tile * BLOB_TILE + self.blob_row + slot * BLOB_ROWS
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A group and a step of K."""
+
+    rows: Rows
+    step: Int32
+    """Over all of K."""
+    is_inside: Boolean
+    """It exists: the group, the step, and the turn."""
 
 
 class DecodeKernel:
@@ -175,11 +194,11 @@ class DecodeKernel:
         operands = Operands(rows_of(x), w, w_sf, rows_of(y), alpha)
         m, n = operands.mY.shape
         self.kernel(operands).launch(
-            grid=(cfg.row_tiles(n) * cfg.splits, (m - 1) // cfg.tokens + 1, 1),
+            grid=(cfg.clusters(n) * cfg.splits, (m - 1) // cfg.tokens + 1, 1),
             block=(cfg.threads, 1, 1),
             cluster=(cfg.splits, 1, 1) if cfg.splits > 1 else None,
             stream=stream,
-            min_blocks_per_mp=cfg.ctas_per_sm,
+            min_blocks_per_mp=1,
             preferred_smem_carveout=100,
             use_pdl=cfg.use_pdl,
         )
@@ -189,9 +208,7 @@ class DecodeKernel:
         cfg = self.config
         tidx, _, _ = cute.arch.thread_idx()
         bidx, token_tile, _ = cute.arch.block_idx()
-        place = Place(
-            tidx, bidx // cfg.splits, bidx % cfg.splits, token_tile * cfg.tokens, cfg.warps_n
-        )
+        place = Place(tidx, bidx // cfg.splits, bidx % cfg.splits, token_tile * cfg.tokens)
         if const_expr(cfg.use_pdl):
             cute.arch.griddepcontrol_launch_dependents()
             self.prefetch(operands, place)
@@ -200,15 +217,11 @@ class DecodeKernel:
         sPart = smem.allocate_tensor(
             Float32, cute.make_layout(smem_bytes(cfg) // 4), byte_alignment=128
         )
-        words = cute.recast_ptr(sPart.iterator, dtype=Uint32)
+        words = cute.recast_ptr(sPart.iterator, dtype=Uint32) + sums_bytes(cfg) // 4
         sX = cute.make_tensor(words, cute.make_layout(x_bytes(cfg) // 4))
-        ring = words + x_bytes(cfg) // 4
-        sCodes = cute.make_tensor(ring, cute.make_layout((smem_bytes(cfg) - x_bytes(cfg)) // 4))
-        tCrC = self.make_accumulators()
-        self.accumulate(operands, tCrC, sX, sCodes, place)
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.sync_threads()
-        self.stage_sums(tCrC, sPart, place)
+        ring_words = (smem_bytes(cfg) - sums_bytes(cfg) - x_bytes(cfg)) // 4
+        sCodes = cute.make_tensor(words + x_bytes(cfg) // 4, cute.make_layout(ring_words))
+        self.accumulate(operands, sPart, sX, sCodes, place)
         if const_expr(cfg.splits > 1):
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
@@ -222,74 +235,109 @@ class DecodeKernel:
 
     # Mainloop.
 
-    def make_accumulators(self) -> cute.Tensor:
-        """``((2, 2), m16, n8)`` of a thread: 32 weight rows by the CTA's tokens."""
-        layout = cute.make_layout(((2, 2), SLOTS // 2, self.config.tokens // MMA_N))
-        tCrC = cute.make_rmem_tensor(layout, Float32)
-        tCrC.fill(0.0)
-        return tCrC
-
     @cute.jit
     def accumulate(
         self,
         operands: Operands,
-        tCrC: cute.Tensor,
+        sPart: cute.Tensor,
         sX: cute.Tensor,
         sCodes: cute.Tensor,
         place: Place,
     ):
-        """Adds this warp's products."""
+        """Leaves this warp's sums of every group that it has a part of."""
         cfg = self.config
-        first, last = self.steps(operands, place)
+        begin, end = self.own_units(place)
+        # ((2, 2), m16, n8) of a thread: 32 weight rows by the CTA's tokens.
+        layout = cute.make_layout(((2, 2), SLOTS // 2, cfg.tokens // MMA_N))
+        tCrC = cute.make_rmem_tensor(layout, Float32)
+        tCrC.fill(0.0)
         rCodes = cute.make_rmem_tensor((WORDS, cfg.loads, SLOTS), Uint32)
         rScales = cute.make_rmem_tensor(SLOTS, Uint32)
-        self.fetch_x(operands, sX, first, place)
-        for i in cutlass.range(cfg.depth, unroll=1):
-            step = first + place.warp_k + i * cfg.warps_k
-            self.fetch(operands, sCodes, i, step, last, place)
+        rX = cute.make_rmem_tensor((WORDS, X_BATCH), Uint32)
+        self.load_x(operands, rX, Int32(0), 0, place)
+        next_turn, next_unit = Int32(0), begin
+        for slot in cutlass.range(cfg.depth, unroll=1):
+            self.fetch(operands, sCodes, slot, next_turn, next_unit, end, place)
+            next_turn, next_unit = self.following(next_turn, next_unit, begin, end)
+        self.store_x(sX, rX, 0, place)
+        for batch in cutlass.range_constexpr(1, self.x_batches):
+            self.load_x(operands, rX, Int32(0), batch, place)
+            self.store_x(sX, rX, batch, place)
+        cute.arch.sync_threads()
         slot = Int32(0)
-        for staged in cutlass.range(first, last, cfg.staged_steps, unroll=1):
-            if staged == first:
-                cute.arch.cp_async_wait_group(cfg.depth)
-            else:
+        for turn in cutlass.range(cfg.turns, unroll=1):
+            if turn > 0:
                 cute.arch.sync_threads()
-                self.fetch_x(operands, sX, staged, place)
-                cute.arch.cp_async_wait_group(0)
-            cute.arch.sync_threads()
-            end = cutlass.min(staged + cfg.staged_steps, last)
-            for step in cutlass.range(staged + place.warp_k, end, cfg.warps_k, unroll=1):
+                for batch in cutlass.range_constexpr(self.x_batches):
+                    self.load_x(operands, rX, turn, batch, place)
+                    self.store_x(sX, rX, batch, place)
+                cute.arch.sync_threads()
+            for number in cutlass.range(begin, end, unroll=1):
+                step = number % cfg.turn_steps
                 cute.arch.cp_async_wait_group(cfg.depth - 1)
-                self.collect(operands, sCodes, rCodes, rScales, slot, step, place)
-                self.multiply(tCrC, rCodes, rScales, sX, step - staged, place)
-                following = step + cfg.depth * cfg.warps_k
-                self.fetch(operands, sCodes, slot, following, last, place)
+                self.collect(operands, sCodes, rCodes, rScales, slot, turn, number, place)
+                if cute.arch.vote_any_sync(self.is_special(rCodes, rScales)):
+                    self.multiply_carefully(tCrC, sCodes, rScales, slot, sX, step, place)
+                else:
+                    self.multiply(tCrC, rCodes, rScales, sX, step, place)
+                if const_expr(cfg.refetches):
+                    self.fetch(operands, sCodes, slot, next_turn, next_unit, end, place)
+                    next_turn, next_unit = self.following(next_turn, next_unit, begin, end)
+                else:
+                    cute.arch.cp_async_commit_group()
                 slot = slot + 1 if slot + 1 < cfg.depth else Int32(0)
+                if (step == cfg.turn_steps - 1) | (number == end - 1):
+                    self.stage_sums(tCrC, sPart, number // cfg.turn_steps, turn, place)
+                    tCrC.fill(0.0)
 
-    def steps(self, operands: Operands, place: Place):
-        """The first step of this CTA, and the one past its last."""
+    def share(self, operands: Operands) -> Int32:
+        """Steps of K of a CTA."""
         num_steps = (operands.mX.shape[1] - 1) // STEP + 1
-        share = (num_steps - 1) // self.config.splits + 1
-        first = place.rank * share
-        return first, cutlass.min(first + share, num_steps)
+        return (num_steps - 1) // self.config.splits + 1
+
+    def own_units(self, place: Place):
+        """The first of this warp's units of a turn, and the one past its last."""
+        cfg = self.config
+        if cfg.busy_warps == cfg.warps:
+            return cfg.first_unit(place.warp), cfg.first_unit(place.warp + 1)
+        begin = cutlass.min(place.warp, cfg.units)  # one each
+        return begin, cutlass.min(begin + 1, cfg.units)
+
+    @cute.jit
+    def following(self, turn: Int32, unit: Int32, begin: Int32, end: Int32):
+        """The turn and unit after these of a warp."""
+        is_last = unit + 1 >= end
+        return turn + 1 if is_last else turn, begin if is_last else unit + 1
+
+    def unit(self, operands: Operands, turn: Int32, unit: Int32, place: Place) -> Unit:
+        """What a number of a turn stands for."""
+        cfg = self.config
+        n, k = operands.mW.shape[0], operands.mX.shape[1]
+        group = place.cluster * cfg.groups + unit // cfg.turn_steps
+        own = turn * cfg.turn_steps + unit % cfg.turn_steps
+        share = self.share(operands)
+        step = place.rank * share + own
+        is_inside = (own < share) & (step * STEP < k) & (group // SLOTS * BLOB_TILE < n)
+        return Unit(Rows(group, place.lane), step, is_inside)
 
     @cute.jit
     def prefetch(self, operands: Operands, place: Place):
         """Asks for this warp's first weights, a row by every lane, and for their scales."""
         cfg = self.config
         n, row_bytes = operands.mW.shape
-        first, last = self.steps(operands, place)
+        begin, end = self.own_units(place)
         neighbour, slot = place.lane % NEIGHBOURS, place.lane // NEIGHBOURS
-        row = place.row(slot) - place.lane // 4 + neighbour
-        row_offset = Int64(row) * operands.mW.stride[0]
-        for i in cutlass.range(cfg.depth, unroll=1):
-            step = first + place.warp_k + i * cfg.warps_k
-            byte = step * (STEP // cfg.codes_per_byte)
-            if (step < last) & (byte < row_bytes) & (row < n):
+        for number in cutlass.range(begin, cutlass.min(end, begin + cfg.depth), unroll=1):
+            unit = self.unit(operands, Int32(0), number, place)
+            row = unit.rows.row(slot) - place.lane // 4 + neighbour
+            byte = unit.step * (STEP // cfg.codes_per_byte)
+            if unit.is_inside & (byte < row_bytes) & (row < n):
+                row_offset = Int64(row) * operands.mW.stride[0]
                 prefetch_l2_line(operands.mW.iterator + (row_offset + byte))
             # Those of 8 neighbours and a column of the blob's tiles fill a line.
-            has_scales = self.first_byte(step, 0, place) < row_bytes
-            if (step < last) & (place.lane < 4) & has_scales:
-                prefetch_l2_line(operands.mSF.iterator + self.scale_offset(operands, step, place))
+            has_scales = self.first_byte(unit.step, 0, place) < row_bytes
+            if unit.is_inside & (place.lane < 4) & has_scales:
+                prefetch_l2_line(operands.mSF.iterator + self.scale_offset(operands, unit, place))
 
     @cute.jit
     def fetch(
@@ -297,30 +345,33 @@ class DecodeKernel:
         operands: Operands,
         sCodes: cute.Tensor,
         slot: Int32,
-        step: Int32,
-        last: Int32,
+        turn: Int32,
+        number: Int32,
+        end: Int32,
         place: Place,
     ):
-        """Starts this thread's codes and scales of a step on their way; zeros outside."""
+        """Starts this thread's codes and scales of a unit on their way; zeros outside."""
         cfg = self.config
         n, row_bytes = operands.mW.shape
-        for i in cutlass.range_constexpr(cfg.loads):
-            byte = self.first_byte(step, i, place)
-            is_inside = (step < last) & (byte < row_bytes)
-            for s in cutlass.range_constexpr(SLOTS):
-                row = place.row(s)
-                offset = Int64(row) * operands.mW.stride[0] + byte
-                cp_async_16_or_zero(
-                    sCodes.iterator + self.ring_offset(slot, i * SLOTS + s, place),
-                    operands.mW.iterator + cute.assume(offset, divby=VECTOR_BYTES),
-                    is_inside & (row < n),
-                )
-            if const_expr(i == 0):
-                cp_async_16_or_zero(
-                    sCodes.iterator + self.ring_offset(slot, cfg.loads * SLOTS, place),
-                    operands.mSF.iterator + self.scale_offset(operands, step, place),
-                    is_inside,
-                )
+        if (turn < cfg.turns) & (number < end):
+            unit = self.unit(operands, turn, number, place)
+            for i in cutlass.range_constexpr(cfg.loads):
+                byte = self.first_byte(unit.step, i, place)
+                is_inside = unit.is_inside & (byte < row_bytes)
+                for s in cutlass.range_constexpr(SLOTS):
+                    row = unit.rows.row(s)
+                    offset = Int64(row) * operands.mW.stride[0] + byte
+                    cp_async_16_or_zero(
+                        sCodes.iterator + self.ring_offset(slot, i * SLOTS + s, place),
+                        operands.mW.iterator + cute.assume(offset, divby=VECTOR_BYTES),
+                        is_inside & (row < n),
+                    )
+                if const_expr(i == 0):
+                    cp_async_16_or_zero(
+                        sCodes.iterator + self.ring_offset(slot, cfg.loads * SLOTS, place),
+                        operands.mSF.iterator + self.scale_offset(operands, unit, place),
+                        is_inside,
+                    )
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -331,10 +382,11 @@ class DecodeKernel:
         rCodes: cute.Tensor,
         rScales: cute.Tensor,
         slot: Int32,
-        step: Int32,
+        turn: Int32,
+        number: Int32,
         place: Place,
     ):
-        """Codes ``(WORD, LOAD, SLOT)`` and scale words ``(SLOT)`` of a step that has arrived."""
+        """Codes ``(WORD, LOAD, SLOT)`` and scale words ``(SLOT)`` of a unit that has arrived."""
         cfg = self.config
         for i in cutlass.range_constexpr(cfg.loads):
             for s in cutlass.range_constexpr(SLOTS):
@@ -344,6 +396,7 @@ class DecodeKernel:
         cute.autovec_copy(words_view(sCodes, offset), rScales)
         if const_expr(cfg.loads > 1):
             # Padding may be NaN, of which zeros times NaN would make more.
+            step = self.unit(operands, turn, number, place).step
             byte = self.first_byte(step, cfg.loads - 1, place)
             is_inside = byte < operands.mW.shape[1]
             for s in cutlass.range_constexpr(SLOTS):
@@ -359,38 +412,72 @@ class DecodeKernel:
         cfg = self.config
         return ((slot * cfg.vectors + vector) * cfg.threads + place.tidx) * WORDS
 
-    def scale_offset(self, operands: Operands, step: Int32, place: Place) -> Int64:
+    def scale_offset(self, operands: Operands, unit: Unit, place: Place) -> Int64:
         """Place in the blob of 4 scales for each of this thread's rows."""
         cfg = self.config
         blocks = operands.mX.shape[1] // cfg.block_size
         blob_columns = (blocks - 1) // BLOB_COLUMNS + 1
-        column = step
+        column = unit.step
         if not cfg.is_mx:
-            column = step * 2 + place.quad_lane // 2
-        tile = Int64(place.blob_tile) * blob_columns + column
-        offset = (tile * BLOB_ROWS + place.blob_row) * (SLOTS * BLOB_COLUMNS)
+            column = unit.step * 2 + place.quad_lane // 2
+        tile = Int64(unit.rows.blob_tile) * blob_columns + column
+        offset = (tile * BLOB_ROWS + unit.rows.blob_row) * (SLOTS * BLOB_COLUMNS)
         return cute.assume(offset, divby=VECTOR_BYTES)
 
+    # Activations.
+
+    @property
+    def x_vecs(self) -> int:
+        """Vectors of a token and turn."""
+        return self.config.turn_steps * STEP_VECS
+
+    @property
+    def x_batches(self) -> int:
+        """Batches of x of a turn."""
+        return (self.config.tokens * self.x_vecs - 1) // (self.config.threads * X_BATCH) + 1
+
     @cute.jit
-    def fetch_x(self, operands: Operands, sX: cute.Tensor, staged: Int32, place: Place):
-        """Starts x of ``staged_steps`` steps on its way, a row by a warp; zeros past the edges."""
+    def load_x(
+        self,
+        operands: Operands,
+        rX: cute.Tensor,
+        turn: Int32,
+        batch: cutlass.Constexpr[int],
+        place: Place,
+    ):
+        """A batch of this thread's vectors of a turn; zeros past the edges."""
         cfg = self.config
         m, k = operands.mX.shape
-        warps = cfg.threads // WARP_THREADS
-        vecs = cfg.staged_steps * STEP_VECS
-        for token in cutlass.range(place.tidx // WARP_THREADS, cfg.tokens, warps, unroll=1):
+        share = self.share(operands)
+        for i in cutlass.range_constexpr(X_BATCH):
+            token, vec = self.x_place(batch, i, place)
             row = place.first_token + token
-            row_offset = Int64(row) * operands.mX.stride[0]
-            for i in cutlass.range_constexpr((vecs - 1) // WARP_THREADS + 1):
-                vec = place.lane + i * WARP_THREADS
-                column = staged * STEP + vec * VEC
-                if const_expr((i + 1) * WARP_THREADS <= vecs) or vec < vecs:
-                    cp_async_16_or_zero(
-                        sX.iterator + self.vec_offset(token, vec),
-                        operands.mX.iterator + cute.assume(row_offset + column, divby=VEC),
-                        (row < m) & (column < k),
-                    )
-        cute.arch.cp_async_commit_group()
+            column = (place.rank * share + turn * cfg.turn_steps) * STEP + vec * VEC
+            for word in cutlass.range_constexpr(WORDS):
+                rX[word, i] = Uint32(0)
+            if (token < cfg.tokens) & (row < m) & (column < k):
+                offset = Int64(row) * operands.mX.stride[0] + column
+                x_words = cute.recast_ptr(
+                    operands.mX.iterator + cute.assume(offset, divby=VEC), dtype=Uint32
+                )
+                gX = cute.make_tensor(x_words, cute.make_layout(WORDS))
+                cute.autovec_copy(gX, rX[None, i])
+
+    @cute.jit
+    def store_x(
+        self, sX: cute.Tensor, rX: cute.Tensor, batch: cutlass.Constexpr[int], place: Place
+    ):
+        """A batch to shared memory, in the order of codes."""
+        for i in cutlass.range_constexpr(X_BATCH):
+            token, vec = self.x_place(batch, i, place)
+            if token < self.config.tokens:
+                rOrdered = self.ordered(rX[None, i])
+                cute.autovec_copy(rOrdered, words_view(sX, self.vec_offset(token, vec)))
+
+    def x_place(self, batch: int, i: int, place: Place):
+        """Token and vector of the turn that a thread brings."""
+        number = (batch * X_BATCH + i) * self.config.threads + place.tidx
+        return number // self.x_vecs, number % self.x_vecs
 
     def ordered(self, rX: cute.Tensor) -> cute.Tensor:
         """A vector of x in the order of its codes."""
@@ -411,7 +498,9 @@ class DecodeKernel:
     def vec_offset(self, token, vec):
         """Word offset in shared memory of a vector of a token."""
         swizzled = vec ^ (vec >> 3 & 1) ^ (token & 1) * 3
-        return token * (self.config.staged_steps * STEP_VECS * WORDS) + swizzled * WORDS
+        return token * (self.x_vecs * WORDS) + swizzled * WORDS
+
+    # Weights.
 
     @cute.jit
     def multiply(
@@ -423,134 +512,204 @@ class DecodeKernel:
         step: Int32,
         place: Place,
     ):
-        """A step's products, 8 elements of K of every lane at a time."""
-        cfg = self.config
-        saturates = Boolean(False)
-        if const_expr(cfg.is_mx):
-            saturates = cute.arch.vote_any_sync(self.has_large_scale(rScales))
-        op = warp.MmaF16BF16Op(BFloat16, Float32, (MMA_M, MMA_N, MMA_K))
-        mma_atom = cute.make_mma_atom(op)
-        factors = self.scale_factors(rScales, place)
+        """A unit's products, 8 elements of K of every lane at a time."""
+        factors = [self.factors(rScales[s], place) for s in range(SLOTS)]
         rW = cute.make_rmem_tensor((WORDS, SLOTS), Uint32)
         for c in cutlass.range_constexpr(CHUNKS):
             for s in cutlass.range_constexpr(SLOTS):
-                self.dequantize(rW[None, s], rCodes[None, None, s], factors[s], c)
-            if const_expr(cfg.is_mx):
-                if saturates:
-                    for i in cutlass.range_constexpr(cute.size(rW)):
-                        rW[i] = saturate_bf16x2(rW[i])
-            tCrA = weight_fragments(rW)
-            vec = step * STEP_VECS + self.chunk_vec(c, place.quad_lane)
-            for j in cutlass.range_constexpr(cfg.tokens // MMA_N):
-                rX = cute.make_rmem_tensor(WORDS, Uint32)
-                token = j * MMA_N + place.lane // 4
-                cute.autovec_copy(words_view(sX, self.vec_offset(token, vec)), rX)
-                values = cute.recast_ptr(self.ordered(rX).iterator, dtype=BFloat16)
-                tCrB = cute.make_tensor(values, cute.make_layout(((2, 2), 1, 2)))
-                for half in cutlass.range_constexpr(2):
-                    tCrC_j = cute.make_tensor(
-                        tCrC[None, None, j].iterator, cute.make_layout(((2, 2), SLOTS // 2, 1))
-                    )
-                    tCrB_j = tCrB[None, None, half]
-                    cute.gemm(mma_atom, tCrC_j, tCrA[None, None, half], tCrB_j, tCrC_j)
+                patterns = self.patterns(self.chunk_words(rCodes[None, None, s], c))
+                for i in cutlass.range_constexpr(WORDS):
+                    rW[i, s] = multiply_bf16x2(patterns[i], factors[s][c // 2])
+            self.multiply_chunk(tCrC, rW, sX, step, Int32(c), place)
 
-    def chunk_vec(self, chunk: int, quad_lane: Int32) -> Int32:
+    @cute.jit
+    def multiply_carefully(
+        self,
+        tCrC: cute.Tensor,
+        sCodes: cute.Tensor,
+        rScales: cute.Tensor,
+        slot: Int32,
+        sX: cute.Tensor,
+        step: Int32,
+        place: Place,
+    ):
+        """The same where a factor is not all of a scale, or a code may be NaN."""
+        cfg = self.config
+        rW = cute.make_rmem_tensor((WORDS, SLOTS), Uint32)
+        for c in cutlass.range(CHUNKS, unroll=1):
+            for s in cutlass.range_constexpr(SLOTS):
+                words = []
+                for i in cutlass.range_constexpr(2 // cfg.codes_per_byte):
+                    vector, word = (Int32(s), c) if cfg.is_fp4 else (c // 2 * SLOTS + s, c % 2 * 2)
+                    words.append(sCodes[self.ring_offset(slot, vector, place) + word + i])
+                code = self.scale_code(rScales[s], c // 2, place)
+                factor, rest = self.factor(code), self.rest(code)
+                patterns = self.patterns(tuple(words))
+                for i in cutlass.range_constexpr(WORDS):
+                    rW[i, s] = multiply_bf16x2(patterns[i], factor)
+                if const_expr(not cfg.is_fp4):
+                    for i in cutlass.range_constexpr(2):
+                        first, second = with_e4m3_nans(words[i], rW[2 * i, s], rW[2 * i + 1, s])
+                        rW[2 * i, s] = first
+                        rW[2 * i + 1, s] = second
+                for i in cutlass.range_constexpr(WORDS):
+                    rW[i, s] = saturate_bf16x2(multiply_bf16x2(rW[i, s], rest))
+            self.multiply_chunk(tCrC, rW, sX, step, c, place)
+
+    @cute.jit
+    def multiply_chunk(
+        self,
+        tCrC: cute.Tensor,
+        rW: cute.Tensor,
+        sX: cute.Tensor,
+        step: Int32,
+        chunk: Int32,
+        place: Place,
+    ):
+        """Products of 8 weights of each slot, ``(WORD, SLOT)``, with all tokens."""
+        op = warp.MmaF16BF16Op(BFloat16, Float32, (MMA_M, MMA_N, MMA_K))
+        mma_atom = cute.make_mma_atom(op)
+        tCrA = weight_fragments(rW)
+        vec = step * STEP_VECS + self.chunk_vec(chunk, place.quad_lane)
+        for j in cutlass.range_constexpr(self.config.tokens // MMA_N):
+            rX = cute.make_rmem_tensor(WORDS, Uint32)
+            token = j * MMA_N + place.lane // 4
+            cute.autovec_copy(words_view(sX, self.vec_offset(token, vec)), rX)
+            values = cute.recast_ptr(rX.iterator, dtype=BFloat16)
+            tCrB = cute.make_tensor(values, cute.make_layout(((2, 2), 1, 2)))
+            for half in cutlass.range_constexpr(2):
+                tCrC_j = cute.make_tensor(
+                    tCrC[None, None, j].iterator, cute.make_layout(((2, 2), SLOTS // 2, 1))
+                )
+                tCrB_j = tCrB[None, None, half]
+                cute.gemm(mma_atom, tCrC_j, tCrA[None, None, half], tCrB_j, tCrC_j)
+
+    def chunk_vec(self, chunk: Int32, quad_lane: Int32) -> Int32:
         """Vector of x, within a step, that a lane's chunk of codes meets."""
         if self.config.is_fp4:
             return quad_lane * CHUNKS + chunk
         return quad_lane * 2 + (chunk // 2 * (STEP_VECS // 2) + chunk % 2)
 
-    @cute.jit
-    def scale_factors(self, rScales: cute.Tensor, place: Place):
-        """Per slot, the factor pairs of the first and of the last two chunks."""
-        cfg = self.config
-        factors = []
-        for s in cutlass.range_constexpr(SLOTS):
-            pair = []
-            for half in cutlass.range_constexpr(2):
-                if const_expr(not cfg.is_mx):
-                    column = place.quad_lane % 2 * 2 + half
-                elif const_expr(cfg.is_fp4):
-                    column = place.quad_lane
-                else:
-                    column = place.quad_lane // 2 + 2 * half
-                code = rScales[s] >> (column * 8).to(Uint32) & Uint32(0xFF)
-                if const_expr(cfg.is_mx):
-                    pair.append(e8m0_to_bf16x2(code))
-                else:
-                    pair.append(multiply_bf16x2(e4m3_to_bf16x2(code), Uint32(TWO_TO_118)))
-            factors.append(tuple(pair))
-        return tuple(factors)
+    def chunk_words(self, rCodes: cute.Tensor, chunk: int) -> tuple[Uint32, ...]:
+        """The 8 codes of a slot's chunk."""
+        if self.config.is_fp4:
+            return (rCodes[chunk, 0],)
+        first = chunk % 2 * 2
+        return rCodes[first, chunk // 2], rCodes[first + 1, chunk // 2]
 
-    def has_large_scale(self, rScales: cute.Tensor) -> Boolean:
-        """True where an E8M0 code is at least ``FIRST_LARGE``."""
-        carry = Uint32((256 - FIRST_LARGE[self.config.is_fp4]) * 0x01010101)
+    def patterns(self, words: tuple[Uint32, ...]) -> tuple[Uint32, ...]:
+        """4 pairs, the first two for one product, the last two for the next."""
+        if self.config.is_fp4:
+            return e2m1_patterns(words[0])
+        return (*e4m3_patterns(words[0]), *e4m3_patterns(words[1]))
+
+    @property
+    def pattern_exponent(self) -> int:
+        """Patterns of codes are the codes times two to the minus this."""
+        return E2M1_EXPONENT if self.config.is_fp4 else E4M3_EXPONENT
+
+    def scale_column(self, half, place: Place) -> Int32:
+        """Which of a slot's 4 scales belongs to the first (0) or last (1) two chunks."""
+        if not self.config.is_mx:
+            return place.quad_lane % 2 * 2 + half
+        if self.config.is_fp4:
+            return place.quad_lane
+        return place.quad_lane // 2 + 2 * half
+
+    def scale_code(self, word: Uint32, half, place: Place) -> Uint32:
+        """A scale of a slot's word of 4."""
+        return word >> (self.scale_column(half, place) * 8).to(Uint32) & Uint32(0xFF)
+
+    def factors(self, word: Uint32, place: Place) -> tuple[Uint32, Uint32]:
+        """What makes a slot's patterns weights, for the first and for the last two chunks."""
+        if self.config.is_mx:
+            first, second = (self.factor(self.scale_code(word, half, place)) for half in range(2))
+            return first, second
+        values = e4m3_pair_to_bf16x2(word, self.scale_column(0, place).to(Uint32))
+        first, second = (multiply_bf16x2(value, Uint32(TWO_TO_118)) for value in values)
+        return first, second
+
+    def factor(self, code: Uint32) -> Uint32:
+        """The same of one scale."""
+        if self.config.is_mx:
+            return e8m0_pattern_factor(code, self.pattern_exponent)
+        return multiply_bf16x2(e4m3_pair_to_bf16x2(code, Uint32(0))[0], Uint32(TWO_TO_118))
+
+    def rest(self, code: Uint32) -> Uint32:
+        """What a factor leaves of its scale."""
+        return e8m0_rest(code, self.pattern_exponent) if self.config.is_mx else e4m3_rest(code)
+
+    def is_special(self, rCodes: cute.Tensor, rScales: cute.Tensor) -> Boolean:
+        """True where a factor is not all of a scale, or a code may be NaN."""
+        first = 255 - self.pattern_exponent
+        carry = Uint32((256 - first) * 0x01010101)
         found = Uint32(0)
         for s in range(SLOTS):
-            found |= ((rScales[s] & Uint32(0x7F7F7F7F)) + carry) & rScales[s]
+            if self.config.is_mx:
+                found |= ((rScales[s] & Uint32(0x7F7F7F7F)) + carry) & rScales[s]
+            else:
+                found |= e4m3_nan_bits(rScales[s])
+        if not self.config.is_fp4:
+            for i in range(cute.size(rCodes)):
+                found |= e4m3_nan_bits(rCodes[i])
         return found & Uint32(EVERY_SIGN) != 0
-
-    @cute.jit
-    def dequantize(self, rW, rCodes, factors, chunk: cutlass.Constexpr[int]):
-        """8 weights of a row: 4 pairs, the first two for one product, the last two for the next."""
-        cfg = self.config
-        factor = factors[chunk // 2]
-        if const_expr(cfg.is_fp4):
-            patterns = e2m1_patterns(rCodes[chunk, 0])
-            for i in cutlass.range_constexpr(WORDS):
-                value = patterns[i]
-                if const_expr(cfg.is_mx):
-                    value = multiply_bf16x2(value, Uint32(TWO_TO_126))
-                rW[i] = multiply_bf16x2(value, factor)
-        else:
-            codes = cute.make_tensor(
-                rCodes[None, chunk // 2].iterator + chunk % 2 * 2, cute.make_layout(2)
-            )
-            e4m3_to_bf16(codes, rW)
-            for i in cutlass.range_constexpr(WORDS):
-                rW[i] = multiply_bf16x2(rW[i], factor)
 
     # Sums.
 
+    def part_offset(self, group: Int32, warp: Int32, token: Int32, row) -> Int32:
+        """Place of a sum."""
+        cfg = self.config
+        return ((group + warp) * cfg.tokens + token) * cfg.part_pitch + row
+
     @cute.jit
-    def stage_sums(self, tCrC: cute.Tensor, sPart: cute.Tensor, place: Place):
+    def stage_sums(
+        self, tCrC: cute.Tensor, sPart: cute.Tensor, group: Int32, turn: Int32, place: Place
+    ):
         """This warp's sums, rows of one token side by side: 8 neighbours of each slot."""
         cfg = self.config
         for j in cutlass.range_constexpr(cfg.tokens // MMA_N):
             for e in cutlass.range_constexpr(2):
-                token = place.warp_k * cfg.tokens + j * MMA_N + place.quad_lane * 2 + e
+                token = j * MMA_N + place.quad_lane * 2 + e
+                offset = self.part_offset(group, place.warp, token, place.lane // 4)
                 for s in cutlass.range_constexpr(SLOTS):
-                    row = place.warp_n * WARP_ROWS + s * NEIGHBOURS + place.lane // 4
-                    sPart[token * cfg.part_pitch + row] = tCrC[(e, s % 2), s // 2, j]
+                    value = tCrC[(e, s % 2), s // 2, j]
+                    if const_expr(cfg.turns > 1):
+                        value += sPart[offset + s * NEIGHBOURS] if turn > 0 else Float32(0.0)
+                    sPart[offset + s * NEIGHBOURS] = value
 
     @cute.jit
     def finish(self, operands: Operands, sPart: cute.Tensor, place: Place):
-        """Adds the sums of all warps along K, in order, and stores this CTA's part."""
+        """Adds the sums of all CTAs and warps, in order, and stores this CTA's part."""
         cfg = self.config
         m, n = operands.mY.shape
-        token_vecs = cfg.rows // STORE
+        token_vecs = cfg.groups * GROUP_ROWS // STORE
+        tokens = cutlass.min(m - place.first_token, cfg.tokens)
         first = place.rank * cfg.threads + place.tidx
         alpha = operands.alpha
         if const_expr(not cfg.is_mx):
             alpha = alpha * Float32(PATTERN_SCALE)
-        for i in cutlass.range(first, cfg.tokens * token_vecs, cfg.splits * cfg.threads, unroll=4):
-            token, row = i // token_vecs, i % token_vecs * STORE
+        for i in cutlass.range(first, tokens * token_vecs, cfg.splits * cfg.threads, unroll=1):
+            token, vec = i // token_vecs, i % token_vecs
+            group, row = vec // (GROUP_ROWS // STORE), vec % (GROUP_ROWS // STORE) * STORE
+            first_warp = cfg.warp_of(group * cfg.turn_steps)
+            last_warp = cfg.warp_of(group * cfg.turn_steps + (cfg.turn_steps - 1))
             rSum = cute.make_rmem_tensor(STORE, Float32)
             rSum.fill(0.0)
             for r in cutlass.range_constexpr(cfg.splits):
-                for w in cutlass.range_constexpr(cfg.warps_k):
-                    place_of_sum = (w * cfg.tokens + token) * cfg.part_pitch + row
+                for w in cutlass.range_constexpr(cfg.pieces):
+                    warp_k = cutlass.min(first_warp + w, last_warp)
+                    place_of_sum = self.part_offset(group, warp_k, token, row)
                     ptr = sPart.iterator + cute.assume(place_of_sum, divby=STORE)
                     if const_expr(cfg.splits > 1):
                         ptr = cute.arch.map_dsmem_ptr(ptr, Int32(r))
                     rPart = cute.make_rmem_tensor(STORE, Float32)
                     cute.autovec_copy(cute.make_tensor(ptr, cute.make_layout(STORE)), rPart)
-                    rSum.store(rSum.load() + rPart.load())
-            group, slot = place.group(row // WARP_ROWS), row % WARP_ROWS // NEIGHBOURS
-            column = (group // SLOTS) * BLOB_TILE + slot * BLOB_ROWS
-            column += group % SLOTS * NEIGHBOURS + row % NEIGHBOURS
+                    for e in cutlass.range_constexpr(STORE):
+                        rSum[e] += rPart[e] if first_warp + w <= last_warp else Float32(0.0)
+            rows = Rows(place.cluster * cfg.groups + group, Int32(0))
+            column = rows.row(row // NEIGHBOURS) + row % NEIGHBOURS
             y_row = place.first_token + token
-            if (y_row < m) & (column < n):
+            if column < n:
                 rY = cute.make_rmem_tensor(STORE, BFloat16)
                 rY.store((rSum.load() * alpha).to(BFloat16))
                 offset = Int64(y_row) * operands.mY.stride[0] + column

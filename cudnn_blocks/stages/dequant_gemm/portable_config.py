@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile-time facts of one specialisation of the small-M product with block-scaled weights."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ if TYPE_CHECKING:
 
 BLOB_TILE = 128
 """Weight rows of a tile of the scale blob."""
-WARP_ROWS = 32
-"""Weight rows of a warp: 8 neighbours, 4 times 32 apart."""
+GROUP_ROWS = 32
+"""Weight rows of a group, which a warp multiplies at a time: 8 neighbours, 4 times 32 apart."""
 STEP = 128
 """Elements of K that a warp takes at a time: whole columns of blob tiles."""
 SLOTS = 4
@@ -22,18 +23,18 @@ ACTIVATION_BYTES = 2
 FLOAT_BYTES = 4
 MMA_N = 8
 TOKENS = (8, 16, 32, 64)
-WARPS = 4
-"""Of a CTA."""
-WARPS_N = {8: (1, 2, 4), 16: (2, 4), 32: (4,), 64: (4,)}
-"""Choices of ``warps_n``, the more the more x there is to share; the first that fills the GPU once
-at most."""
+WARPS = {8: (12, 8, 4), 16: (12, 8, 4), 32: (12, 8, 4), 64: (8, 4)}
+"""Choices of ``warps``, by tokens; no more than registers allow."""
+SPLITS = (1, 2, 4, 8)
+"""CTAs of a cluster (sm_90 and newer)."""
+SMS_OF_CLUSTERS = 16
+"""SMs that clusters of more than 2 come in: those of a GPC, which can have more, are not shared."""
+MAX_DEPTH = 4
+SUBPARTITIONS = 4
+"""Of an SM; units are rounded up to them."""
+TURN_UNITS, CLUSTER_UNITS = 12, 6
+"""What filling x and what a cluster costs an SM, in units."""
 PART_PAD = 4  # floats between tokens: fragments are stored without bank conflicts
-LARGE_SMEM_BYTES = 160 << 10
-"""Shared memory that several CTAs can share."""
-RESERVED_BYTES = 1 << 10
-"""Shared memory that every CTA costs beside its own."""
-
-MAX_CLUSTER = 8
 
 
 @dataclass(frozen=True)
@@ -46,77 +47,126 @@ class DecodeKernelConfig:
     """Elements under a scale: 32 with E8M0 scales, 16 with e4m3."""
     tokens: int
     """Rows of x of a CTA, a multiple of 8."""
-    warps_n: int
-    """Warps along N: 1, 2 or 4, which share x."""
-    warps_k: int
-    """Warps that take turns along K."""
+    warps: int
+    """Of a CTA."""
     splits: int
     """CTAs of a cluster, which share K."""
-    staged_steps: int
-    """Steps whose x is in shared memory at once; a multiple of ``warps_k``."""
+    groups: int
+    """Groups of weight rows of a cluster, and of every CTA in it."""
+    turns: int
+    """Times that x is filled; at most so often, for a CTA's part of K."""
+    turn_steps: int
+    """Steps of a CTA's part of K that have their x in shared memory at once."""
     depth: int
     """Steps of a warp whose codes are on their way at once."""
-    ctas_per_sm: int
-    """CTAs for whose registers there has to be room."""
     use_pdl: bool
 
     @classmethod
     def from_geometry(
         cls, m: int, n: int, k: int, target: "Target", *, codes_per_byte: int, block_size: int
     ) -> "DecodeKernelConfig":
-        """Chooses for the largest ``M``; N and K are dynamic, but decide how K is shared."""
+        """Chooses for the largest ``M``; N and K are dynamic, but decide how work is shared."""
         tokens = next((size for size in TOKENS if m <= size), TOKENS[-1])
         token_tiles = _ceil_div(max(m, 1), tokens)
-        ctas = most_ctas(tokens, codes_per_byte, target)
-        room = ctas * target.num_sms
+        all_groups = _ceil_div(n, BLOB_TILE) * (BLOB_TILE // GROUP_ROWS)
+        steps = _ceil_div(k, STEP)
 
-        def tiles(warps_n: int) -> int:
-            return _ceil_div(n, BLOB_TILE) * (SLOTS // warps_n) * token_tiles
+        def choices() -> Iterator[tuple[float, DecodeKernelConfig]]:
+            for splits in SPLITS if target.sm >= 90 else SPLITS[:1]:
+                share = _ceil_div(steps, splits)
+                most = _ceil_div(
+                    all_groups, max(clusters_at_once(splits, target) // token_tiles, 1)
+                )
+                for waves in range(1, most + 1):
+                    groups = _ceil_div(most, waves)
+                    for warps in WARPS[tokens]:
+                        shape = (tokens, warps, splits, groups)
+                        yield from cls.of_shape(
+                            codes_per_byte, block_size, shape, share, waves, target
+                        )
 
-        fitting = (one for one in WARPS_N[tokens] if tiles(one) <= room)
-        warps_n = next(fitting, WARPS_N[tokens][-1])
-        splits = min(max(room // tiles(warps_n), 1), MAX_CLUSTER) if target.sm >= 90 else 1
-        shape = (tokens, warps_n, WARPS // warps_n, splits, ctas)
-        return cls.of_shape(codes_per_byte, block_size, k, shape, target)
+        return min(choices(), key=lambda choice: choice[0])[1]
 
     @classmethod
     def of_shape(
         cls,
         codes_per_byte: int,
         block_size: int,
-        k: int,
-        shape: tuple[int, int, int, int, int],
+        shape: tuple[int, int, int, int],
+        share: int,
+        waves: int,
         target: "Target",
-    ) -> "DecodeKernelConfig":
-        """Divides shared memory between x and codes, for tokens, warps, splits and CTAs an SM."""
-        tokens, warps_n, warps_k, splits, ctas = shape
-        turns = _ceil_div(_ceil_div(_ceil_div(k, STEP), splits), warps_k)
-        budget = (target.smem_per_cta_bytes + RESERVED_BYTES) // ctas - RESERVED_BYTES
-        turn_bytes = warps_k * tokens * STEP * ACTIVATION_BYTES
-        slot_bytes = warps_n * warps_k * WARP_THREADS * vectors_of(codes_per_byte) * VECTOR_BYTES
-        staged = max(min(budget // 2 // turn_bytes, turns), 1)
-        depth = max(min((budget - staged * turn_bytes) // slot_bytes, turns), 1)
-        sizes = (tokens, warps_n, warps_k, splits, staged * warps_k, depth, ctas)
-        return cls(codes_per_byte, block_size, *sizes, use_pdl=target.sm >= 90)
+    ) -> "Iterator[tuple[float, DecodeKernelConfig]]":
+        """Costs and choices of how shared memory is divided between x and codes.
+
+        Codes have two steps of a warp on their way, or all that it has.
+        """
+        tokens, warps, splits, groups = shape
+        for turns in range(1, share + 1):
+            turn_steps = _ceil_div(share, turns)
+            rest = (splits, groups, turns, turn_steps)
+            wanted = min(_ceil_div(groups * turn_steps, warps), MAX_DEPTH)
+            for depth in range(wanted, min(wanted, 2) - 1, -1):
+                config = cls(
+                    codes_per_byte, block_size, tokens, warps, *rest, depth, target.sm >= 90
+                )
+                if smem_bytes(config) <= target.smem_per_cta_bytes:
+                    units = _ceil_div(config.units, SUBPARTITIONS) * SUBPARTITIONS
+                    stalls = 1 + SUBPARTITIONS / warps  # the fewer warps, the less they hide
+                    cost = waves * turns * (units * stalls + TURN_UNITS)
+                    yield cost + (CLUSTER_UNITS if splits > 1 else 0), config
+                    return
 
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return self.warps_n * self.warps_k * WARP_THREADS
+        return self.warps * WARP_THREADS
 
     @property
-    def rows(self) -> int:
-        """Weight rows of a CTA."""
-        return self.warps_n * WARP_ROWS
+    def units(self) -> int:
+        """Groups times steps of a turn, which the warps of a CTA share."""
+        return self.groups * self.turn_steps
 
-    def row_tiles(self, n: Any) -> Any:
-        """CTAs that share ``n`` weight rows, which fill tiles of the blob."""
-        return ((n - 1) // BLOB_TILE + 1) * (SLOTS // self.warps_n)
+    @property
+    def refetches(self) -> bool:
+        """A warp has more steps than places in its ring."""
+        return self.turns > 1 or _ceil_div(self.units, self.busy_warps) > self.depth
+
+    def clusters(self, n: Any) -> Any:
+        """Clusters that share ``n`` weight rows, which fill tiles of the blob."""
+        return (((n - 1) // BLOB_TILE + 1) * SLOTS - 1) // self.groups + 1
+
+    @property
+    def busy_warps(self) -> int:
+        """Warps that have units: the first ones."""
+        return min(self.warps, self.units)
+
+    def first_unit(self, warp: Any) -> Any:
+        """Of a busy warp; the next warp's is the one past its last."""
+        return warp * self.units // self.busy_warps
+
+    def warp_of(self, unit: Any) -> Any:
+        """The warp that has a unit."""
+        return ((unit + 1) * self.busy_warps - 1) // self.units
+
+    @property
+    def pieces(self) -> int:
+        """The most warps that share a group."""
+        turn = self.turn_steps
+        return max(
+            self.warp_of(group * turn + turn - 1) - self.warp_of(group * turn) + 1
+            for group in range(self.groups)
+        )
+
+    @property
+    def parts(self) -> int:
+        """Places for sums: the one of group ``g`` and warp ``w`` is ``g + w``, no other's."""
+        return self.groups + self.warps - 1
 
     @property
     def part_pitch(self) -> int:
-        """Floats from token to token of a warp's sums: fragments are stored without conflicts."""
-        return self.rows + PART_PAD
+        """Floats from token to token of a place."""
+        return GROUP_ROWS + PART_PAD
 
     @property
     def loads(self) -> int:
@@ -139,8 +189,17 @@ class DecodeKernelConfig:
         return self.codes_per_byte == 2
 
     def __str__(self) -> str:
+        rows = f"{self.groups * GROUP_ROWS} rows x {self.tokens} tokens"
         shared = f", cluster of {self.splits} along K" if self.splits > 1 else ""
-        return f"{self.rows} rows x {self.tokens} tokens, {self.warps_k} warps along K{shared}"
+        return f"{rows}, {self.warps} warps{shared}"
+
+
+def clusters_at_once(splits: int, target: "Target") -> int:
+    """Clusters of ``splits`` CTAs that have all of an SM each."""
+    num_sms = target.num_sms
+    if splits > 2:
+        num_sms = max(num_sms // SMS_OF_CLUSTERS * SMS_OF_CLUSTERS, splits)
+    return max(num_sms // splits, 1)
 
 
 def loads_of(codes_per_byte: int) -> int:
@@ -153,23 +212,20 @@ def vectors_of(codes_per_byte: int) -> int:
     return loads_of(codes_per_byte) * SLOTS + 1
 
 
-def most_ctas(tokens: int, codes_per_byte: int, target: "Target") -> int:
-    """CTAs that an SM has room for, in shared memory and registers."""
-    if target.smem_per_cta_bytes < LARGE_SMEM_BYTES:
-        return 1
-    return 3 if tokens <= 16 and codes_per_byte == 2 else 2
+def sums_bytes(config: DecodeKernelConfig) -> int:
+    """Bytes of the sums of every group and warp."""
+    return config.parts * config.tokens * config.part_pitch * FLOAT_BYTES
 
 
 def x_bytes(config: DecodeKernelConfig) -> int:
     """Bytes of x."""
-    return config.tokens * config.staged_steps * STEP * ACTIVATION_BYTES
+    return config.tokens * config.turn_steps * STEP * ACTIVATION_BYTES
 
 
 def smem_bytes(config: DecodeKernelConfig) -> int:
-    """Shared memory of one CTA: x and the ring, then, in their place, the sums of its warps."""
+    """Shared memory of one CTA: sums, x, and the ring of codes and scales."""
     ring = config.depth * config.vectors * config.threads * VECTOR_BYTES
-    sums = config.warps_k * config.tokens * config.part_pitch * FLOAT_BYTES
-    return max(x_bytes(config) + ring, sums)
+    return sums_bytes(config) + x_bytes(config) + ring
 
 
 def _ceil_div(a: int, b: int) -> int:

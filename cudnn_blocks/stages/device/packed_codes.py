@@ -18,12 +18,13 @@ E4M3_ORDER = (0, 2, 1, 3)
 
 MINUS_ZERO = -0x7FFF8000  # 0x80008000: a product plus this is the product, its zeros included
 SIGNS = 0x80008000
-TWO_TO_126 = 0x7E807E80
-"""Makes e2m1 patterns values."""
+E2M1_EXPONENT, E4M3_EXPONENT = 126, 120
+"""Patterns are values times two to the minus these."""
 TWO_TO_120 = 0x7B807B80
 """Makes e4m3 patterns values."""
 NAN = 0x7FC0
-BOTH_HALVES = 0x00010001
+ONES = 0x00010001
+"""A bit in both halves."""
 
 
 @cute.jit
@@ -75,7 +76,7 @@ def e4m3_nan_bits(word: Uint32) -> Uint32:
 def with_e4m3_nans(word: Uint32, first: Uint32, second: Uint32) -> tuple[Uint32, Uint32]:
     """The two results of a word of codes, NaN where its codes are."""
     bits = e4m3_nan_bits(word)
-    ones = Uint32(BOTH_HALVES)
+    ones = Uint32(ONES)
     return first | (bits >> 7 & ones) * NAN, second | (bits >> 15 & ones) * NAN
 
 
@@ -96,16 +97,45 @@ def e4m3_to_bf16(rCodes: cute.Tensor, rValues: cute.Tensor) -> None:
 
 
 @cute.jit
-def e8m0_to_bf16x2(code: Uint32) -> Uint32:
-    """A scale ``2**(code - 127)`` in both halves; 255 is NaN."""
-    bits = code << 7 if code != 0 else Uint32(0x40)  # 2**-127 is subnormal
-    bits = Uint32(NAN) if code == 255 else bits
-    return bits * Uint32(BOTH_HALVES)
+def e8m0_pattern_factor(code: Uint32, exponent: cutlass.Constexpr[int]) -> Uint32:
+    """What makes patterns of codes times ``2**-exponent`` values times ``2**(code - 127)``.
+
+    As far as BF16 holds it: of codes from ``254 - exponent`` on, ``e8m0_rest`` is still to come.
+    """
+    return (cutlass.min(code, Uint32(254 - exponent)) + Uint32(exponent)) * Uint32(ONES << 7)
 
 
 @cute.jit
-def e4m3_to_bf16x2(code: Uint32) -> Uint32:
-    """One code's value in both halves."""
-    pattern = code << 8 & Uint32(0x8000) | code << 4 & Uint32(0x07F0)
-    value = multiply_bf16x2(pattern * Uint32(BOTH_HALVES), Uint32(TWO_TO_120))
-    return Uint32(NAN * BOTH_HALVES) if (code & 0x7F) == 0x7F else value
+def e8m0_rest(code: Uint32, exponent: cutlass.Constexpr[int]) -> Uint32:
+    """The factor that ``e8m0_pattern_factor`` leaves, mostly 1; NaN for 255, which is NaN."""
+    limit = 254 - exponent
+    bits = (cutlass.max(code, Uint32(limit)) + Uint32(127 - limit)) << 7
+    bits = Uint32(NAN) if code == 255 else bits
+    return bits * Uint32(ONES)
+
+
+@cute.jit
+def e4m3_pair_to_bf16x2(word: Uint32, first: Uint32) -> tuple[Uint32, Uint32]:
+    """Bytes ``first`` and the next of a word, each one's value in both halves; NaN becomes 480."""
+    codes = permute(word, Uint32(0), (first << 4 | first << 12) + Uint32(0x1404))
+    values = multiply_bf16x2(
+        codes & Uint32(SIGNS) | codes >> 4 & Uint32(0x07F007F0), Uint32(TWO_TO_120)
+    )
+    low = permute(values, values, Uint32(0x1010))
+    return low, permute(values, values, Uint32(0x3232))
+
+
+@cute.jit
+def e4m3_rest(code: Uint32) -> Uint32:
+    """The factor that ``e4m3_pair_to_bf16x2`` leaves: 1, or NaN for NaN."""
+    return Uint32(NAN * ONES) if (code & 0x7F) == 0x7F else Uint32(0x3F80 * ONES)
+
+
+@cute.jit
+def permute(a: Uint32, b: Uint32, selector: Uint32) -> Uint32:
+    """Bytes of ``a`` (0 to 3) and ``b`` (4 to 7), by the nibbles of ``selector``."""
+    return cute.arch.inline_ptx(
+        "prmt.b32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[Uint32],
+        read_only_args=[a, b, selector],
+    )
