@@ -47,10 +47,9 @@ class AvgDown(TorchStep):
             flow.shortcut = nthwc(self._module(ncthw(x))).contiguous()
 
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
-        n, t = x.shape[:2]
-        group = self._factor_t
-        frames = functional.avg_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), self._factor_s)
-        x = frames.permute(0, 2, 3, 1).contiguous().unflatten(0, (n, t))
+        n, t, h, w, c = x.shape
+        side, group = self._factor_s, self._factor_t
+        x = x.view(n, t, h // side, side, w // side, side, c).mean(dim=(3, 5))
         if group == 1:
             return x
         x = functional.pad(x, (0, 0, 0, 0, 0, 0, -t % group, 0))  # zero frames before the first

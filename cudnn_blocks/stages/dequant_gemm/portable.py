@@ -9,9 +9,9 @@ Weights are read once, so this is bound by memory, and next by what it takes to 
 go to shared memory in 16-byte cp.async, in a ring that belongs to each thread alone, and become
 BF16 in its registers. They are the 16-row side of mma.sync m16n8k16, x the 8-column side.
 
-Grid:          (clusters along N x CTAs of a cluster, tiles of tokens), a CTA to an SM. The CTAs of
-               a cluster (sm_90 and newer) have the same ``groups`` of 32 weight rows, and a part of
-               K each.
+Grid:          (clusters along N x CTAs of a cluster, tiles of tokens), one CTA to an SM. The CTAs
+               of a cluster (sm_90 and newer) have the same ``groups`` of 32 weight rows, and a part
+               of K each.
 Warps:         a CTA's units, of a group and a step of K, are numbered group by group. A warp takes
                a range of them, the same number in every warp, one more or less. The rows of a group
                are 8 neighbours, 4 times 32 apart, whose scales are 16 neighbouring bytes of the
@@ -30,8 +30,9 @@ Sums:          a warp stores its sums of a group when it leaves the group, and a
                first: the bits are the same in every run. CTAs of a cluster read each other's, and
                each stores a part of y.
 Edges:         rows past N, K past its end and padding of the blob are not read.
-Overlap:       with PDL the next grid may start at once. Before the wait, weights and scales are
-               asked into L2, where they are coherent; all else of memory is touched after it.
+Overlap:       with PDL the next grid starts as soon as it finds room, which ``ctas_per_sm`` of 2
+               leaves it. Before the wait, all weights and scales of a CTA are asked into L2, where
+               they are coherent; all else of memory is touched after it.
 Requires:      K a multiple of 32, N of 8; 16-byte aligned rows of x, codes and y; B * S up to
                2**31 - 2**16 rows.
 Source:        written for this project; scale blobs after the F8_128x4 layout of cudnn-frontend. No
@@ -77,7 +78,7 @@ from cudnn_blocks.stages.device.packed_codes import (
     saturate_bf16x2,
     with_e4m3_nans,
 )
-from cudnn_blocks.stages.device.prefetch import prefetch_l2_line
+from cudnn_blocks.stages.device.prefetch import prefetch_l2
 from cudnn_blocks.stages.gemm.portable_operands import rows_of
 
 VEC = 8  # elements of a 16-byte vector of x
@@ -86,6 +87,7 @@ CHUNKS = 4  # vectors of x, of 8 elements each, that a lane's codes of a row and
 STEP_VECS = STEP // VEC
 QUAD_BYTES = 64  # of a load by the 4 lanes of a row
 BLOB_ROWS, BLOB_COLUMNS = 32, 4
+COLUMN_BYTES = BLOB_ROWS * SLOTS * BLOB_COLUMNS
 NEIGHBOURS = 8  # weight rows
 MMA_M, MMA_K = 16, 16
 STORE = 4  # neighbouring outputs of a thread
@@ -198,7 +200,7 @@ class DecodeKernel:
             block=(cfg.threads, 1, 1),
             cluster=(cfg.splits, 1, 1) if cfg.splits > 1 else None,
             stream=stream,
-            min_blocks_per_mp=1,
+            min_blocks_per_mp=cfg.ctas_per_sm,
             preferred_smem_carveout=100,
             use_pdl=cfg.use_pdl,
         )
@@ -322,22 +324,29 @@ class DecodeKernel:
 
     @cute.jit
     def prefetch(self, operands: Operands, place: Place):
-        """Asks for this warp's first weights, a row by every lane, and for their scales."""
+        """Asks for all weights and scales of this CTA, a row of codes or a tile's scales each."""
         cfg = self.config
         n, row_bytes = operands.mW.shape
-        begin, end = self.own_units(place)
-        neighbour, slot = place.lane % NEIGHBOURS, place.lane // NEIGHBOURS
-        for number in cutlass.range(begin, cutlass.min(end, begin + cfg.depth), unroll=1):
-            unit = self.unit(operands, Int32(0), number, place)
-            row = unit.rows.row(slot) - place.lane // 4 + neighbour
-            byte = unit.step * (STEP // cfg.codes_per_byte)
-            if unit.is_inside & (byte < row_bytes) & (row < n):
-                row_offset = Int64(row) * operands.mW.stride[0]
-                prefetch_l2_line(operands.mW.iterator + (row_offset + byte))
-            # Those of 8 neighbours and a column of the blob's tiles fill a line.
-            has_scales = self.first_byte(unit.step, 0, place) < row_bytes
-            if unit.is_inside & (place.lane < 4) & has_scales:
-                prefetch_l2_line(operands.mSF.iterator + self.scale_offset(operands, unit, place))
+        share_bytes = self.share(operands) * (STEP // cfg.codes_per_byte)
+        first_byte = place.rank * share_bytes
+        num_bytes = cutlass.min(share_bytes, row_bytes - first_byte)
+        for i in cutlass.range(place.tidx, cfg.groups * GROUP_ROWS, cfg.threads, unroll=1):
+            rows = Rows(place.cluster * cfg.groups + i // GROUP_ROWS, i % NEIGHBOURS * 4)
+            row = rows.row(i % GROUP_ROWS // NEIGHBOURS)
+            if (num_bytes > 0) & (row < n):
+                offset = Int64(row) * operands.mW.stride[0] + first_byte
+                prefetch_l2(operands.mW.iterator + offset, num_bytes)
+        # A tile of the blob has the scales of 4 groups, column after column.
+        blocks = operands.mX.shape[1] // cfg.block_size
+        blob_columns = (blocks - 1) // BLOB_COLUMNS + 1
+        columns = self.share(operands) * (STEP // (BLOB_COLUMNS * cfg.block_size))
+        first_column = place.rank * columns
+        num_columns = cutlass.min(columns, blob_columns - first_column)
+        tile = place.cluster * cfg.groups // SLOTS + place.tidx
+        last_tile = (place.cluster * cfg.groups + (cfg.groups - 1)) // SLOTS
+        if (num_columns > 0) & (tile <= last_tile) & (tile * BLOB_TILE < n):
+            offset = (Int64(tile) * blob_columns + first_column) * COLUMN_BYTES
+            prefetch_l2(operands.mSF.iterator + offset, num_columns * COLUMN_BYTES)
 
     @cute.jit
     def fetch(

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,16 +25,20 @@ FLOAT_BYTES = 4
 MMA_N = 8
 TOKENS = (8, 16, 32, 64)
 WARPS = {8: (12, 8, 4), 16: (12, 8, 4), 32: (12, 8, 4), 64: (8, 4)}
-"""Choices of ``warps``, by tokens; no more than registers allow."""
-SPLITS = (1, 2, 4, 8)
-"""CTAs of a cluster (sm_90 and newer)."""
-SMS_OF_CLUSTERS = 16
-"""SMs that clusters of more than 2 come in: those of a GPC, which can have more, are not shared."""
+"""Choices of ``warps``, by tokens."""
+MAX_WARPS = {8: 24, 16: 16, 32: 12, 64: 8}
+"""Of an SM, by tokens: no more than registers allow."""
+CTAS_PER_SM = (2, 1)
+"""Choices of ``ctas_per_sm``."""
+SPLITS = (1, 2)
+"""CTAs of a cluster (sm_90 and newer). Larger ones leave SMs of a GPC without work."""
+RESERVED_BYTES = 1 << 10
+"""Shared memory that every CTA costs beside its own."""
 MAX_DEPTH = 4
 SUBPARTITIONS = 4
 """Of an SM; units are rounded up to them."""
-TURN_UNITS, CLUSTER_UNITS = 12, 6
-"""What filling x and what a cluster costs an SM, in units."""
+TURN_UNITS, CLUSTER_UNITS, GAIN_UNITS = 12, 6, 12
+"""What filling x and what a cluster costs an SM, in units, and what room for a second CTA gains."""
 PART_PAD = 4  # floats between tokens: fragments are stored without bank conflicts
 
 
@@ -59,6 +64,8 @@ class DecodeKernelConfig:
     """Steps of a CTA's part of K that have their x in shared memory at once."""
     depth: int
     """Steps of a warp whose codes are on their way at once."""
+    ctas_per_sm: int
+    """CTAs that an SM has room for: this grid's, and those of the next one, which start early."""
     use_pdl: bool
 
     @classmethod
@@ -74,48 +81,54 @@ class DecodeKernelConfig:
         def choices() -> Iterator[tuple[float, DecodeKernelConfig]]:
             for splits in SPLITS if target.sm >= 90 else SPLITS[:1]:
                 share = _ceil_div(steps, splits)
-                most = _ceil_div(
-                    all_groups, max(clusters_at_once(splits, target) // token_tiles, 1)
-                )
+                most = _ceil_div(all_groups, max(target.num_sms // splits // token_tiles, 1))
+                once = CLUSTER_UNITS if splits > 1 else 0
                 for waves in range(1, most + 1):
                     groups = _ceil_div(most, waves)
-                    for warps in WARPS[tokens]:
-                        shape = (tokens, warps, splits, groups)
-                        yield from cls.of_shape(
-                            codes_per_byte, block_size, shape, share, waves, target
+                    found = [
+                        config
+                        for warps, ctas in product(WARPS[tokens], CTAS_PER_SM)
+                        if ctas * warps <= MAX_WARPS[tokens]
+                        for config in cls.of_shape(
+                            (codes_per_byte, block_size, tokens, warps, splits, groups),
+                            share,
+                            ctas,
+                            target,
                         )
+                    ]
+                    for config in found:
+                        gain = GAIN_UNITS if config.ctas_per_sm > 1 else 0
+                        yield waves * config.cost + once - gain, config
+                    if any(config.turns == 1 for config in found):
+                        break
 
         return min(choices(), key=lambda choice: choice[0])[1]
 
     @classmethod
     def of_shape(
-        cls,
-        codes_per_byte: int,
-        block_size: int,
-        shape: tuple[int, int, int, int],
-        share: int,
-        waves: int,
-        target: "Target",
-    ) -> "Iterator[tuple[float, DecodeKernelConfig]]":
-        """Costs and choices of how shared memory is divided between x and codes.
+        cls, shape: tuple[int, int, int, int, int, int], share: int, ctas: int, target: "Target"
+    ) -> "Iterator[DecodeKernelConfig]":
+        """The fewest turns that shared memory has room for, if there are any.
 
         Codes have two steps of a warp on their way, or all that it has.
         """
-        tokens, warps, splits, groups = shape
+        *_, warps, _, groups = shape
+        room = (target.smem_per_cta_bytes + RESERVED_BYTES) // ctas - RESERVED_BYTES
         for turns in range(1, share + 1):
             turn_steps = _ceil_div(share, turns)
-            rest = (splits, groups, turns, turn_steps)
             wanted = min(_ceil_div(groups * turn_steps, warps), MAX_DEPTH)
             for depth in range(wanted, min(wanted, 2) - 1, -1):
-                config = cls(
-                    codes_per_byte, block_size, tokens, warps, *rest, depth, target.sm >= 90
-                )
-                if smem_bytes(config) <= target.smem_per_cta_bytes:
-                    units = _ceil_div(config.units, SUBPARTITIONS) * SUBPARTITIONS
-                    stalls = 1 + SUBPARTITIONS / warps  # the fewer warps, the less they hide
-                    cost = waves * turns * (units * stalls + TURN_UNITS)
-                    yield cost + (CLUSTER_UNITS if splits > 1 else 0), config
+                config = cls(*shape, turns, turn_steps, depth, ctas, target.sm >= 90)
+                if smem_bytes(config) <= room:
+                    yield config
                     return
+
+    @property
+    def cost(self) -> float:
+        """Of a CTA, in units: those of the busiest part of an SM, and of filling x."""
+        units = _ceil_div(self.units, SUBPARTITIONS) * SUBPARTITIONS
+        stalls = 1 + SUBPARTITIONS / self.warps  # the fewer warps, the less they hide
+        return self.turns * (units * stalls + TURN_UNITS)
 
     @property
     def threads(self) -> int:
@@ -192,14 +205,6 @@ class DecodeKernelConfig:
         rows = f"{self.groups * GROUP_ROWS} rows x {self.tokens} tokens"
         shared = f", cluster of {self.splits} along K" if self.splits > 1 else ""
         return f"{rows}, {self.warps} warps{shared}"
-
-
-def clusters_at_once(splits: int, target: "Target") -> int:
-    """Clusters of ``splits`` CTAs that have all of an SM each."""
-    num_sms = target.num_sms
-    if splits > 2:
-        num_sms = max(num_sms // SMS_OF_CLUSTERS * SMS_OF_CLUSTERS, splits)
-    return max(num_sms // splits, 1)
 
 
 def loads_of(codes_per_byte: int) -> int:
