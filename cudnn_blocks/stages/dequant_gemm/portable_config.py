@@ -24,7 +24,7 @@ ACTIVATION_BYTES = 2
 FLOAT_BYTES = 4
 MMA_N = 8
 TOKENS = (8, 16, 32, 64)
-WARPS = {8: (12, 8, 4), 16: (12, 8, 4), 32: (12, 8, 4), 64: (8, 4)}
+WARPS = {8: (16, 12, 8, 4), 16: (16, 12, 8, 4), 32: (12, 8, 4), 64: (8, 4)}
 """Choices of ``warps``, by tokens."""
 MAX_WARPS = {8: 24, 16: 16, 32: 12, 64: 8}
 """Of an SM, by tokens: no more than registers allow."""
@@ -37,7 +37,7 @@ RESERVED_BYTES = 1 << 10
 MAX_DEPTH = 4
 SUBPARTITIONS = 4
 """Of an SM; units are rounded up to them."""
-TURN_UNITS, CLUSTER_UNITS, GAIN_UNITS = 12, 6, 12
+TURN_UNITS, CLUSTER_UNITS, GAIN_UNITS = 12, 6, 0
 """What filling x and what a cluster costs an SM, in units, and what room for a second CTA gains."""
 PART_PAD = 4  # floats between tokens: fragments are stored without bank conflicts
 
