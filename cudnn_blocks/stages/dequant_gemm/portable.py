@@ -30,9 +30,9 @@ Sums:          a warp stores its sums of a group when it leaves the group, and a
                first: the bits are the same in every run. CTAs of a cluster read each other's, and
                each stores a part of y.
 Edges:         rows past N, K past its end and padding of the blob are not read.
-Overlap:       with PDL the next grid starts as soon as it finds room, which ``ctas_per_sm`` of 2
-               leaves it. Before the wait, all weights and scales of a CTA are asked into L2, where
-               they are coherent; all else of memory is touched after it.
+Overlap:       with PDL a CTA of the next grid starts when one leaves its SM. Before the wait it
+               asks its weights and scales into L2, where they are coherent, unless they are too
+               many; all else of memory is touched after it.
 Requires:      K a multiple of 32, N of 8; 16-byte aligned rows of x, codes and y; B * S up to
                2**31 - 2**16 rows.
 Source:        written for this project; scale blobs after the F8_128x4 layout of cudnn-frontend. No
@@ -200,7 +200,7 @@ class DecodeKernel:
             block=(cfg.threads, 1, 1),
             cluster=(cfg.splits, 1, 1) if cfg.splits > 1 else None,
             stream=stream,
-            min_blocks_per_mp=cfg.ctas_per_sm,
+            min_blocks_per_mp=1,
             preferred_smem_carveout=100,
             use_pdl=cfg.use_pdl,
         )
@@ -213,7 +213,8 @@ class DecodeKernel:
         place = Place(tidx, bidx // cfg.splits, bidx % cfg.splits, token_tile * cfg.tokens)
         if const_expr(cfg.use_pdl):
             cute.arch.griddepcontrol_launch_dependents()
-            self.prefetch(operands, place)
+            if const_expr(cfg.prefetches):
+                self.prefetch(operands, place)
             cute.arch.griddepcontrol_wait()
         smem = SmemAllocator()
         sPart = smem.allocate_tensor(

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,21 +23,17 @@ ACTIVATION_BYTES = 2
 FLOAT_BYTES = 4
 MMA_N = 8
 TOKENS = (8, 16, 32, 64)
-WARPS = {8: (16, 12, 8, 4), 16: (16, 12, 8, 4), 32: (12, 8, 4), 64: (8, 4)}
-"""Choices of ``warps``, by tokens."""
-MAX_WARPS = {8: 24, 16: 16, 32: 12, 64: 8}
-"""Of an SM, by tokens: no more than registers allow."""
-CTAS_PER_SM = (2, 1)
-"""Choices of ``ctas_per_sm``."""
+WARPS = {8: (12, 8, 4), 16: (12, 8, 4), 32: (12, 8, 4), 64: (8, 4)}
+"""Choices of ``warps``, by tokens; no more than registers allow."""
 SPLITS = (1, 2)
 """CTAs of a cluster (sm_90 and newer). Larger ones leave SMs of a GPC without work."""
-RESERVED_BYTES = 1 << 10
-"""Shared memory that every CTA costs beside its own."""
 MAX_DEPTH = 4
 SUBPARTITIONS = 4
 """Of an SM; units are rounded up to them."""
-TURN_UNITS, CLUSTER_UNITS, GAIN_UNITS = 12, 6, 0
-"""What filling x and what a cluster costs an SM, in units, and what room for a second CTA gains."""
+TURN_UNITS, CLUSTER_UNITS = 12, 6
+"""What filling x and what a cluster costs an SM, in units."""
+PREFETCH_BYTES = 96 << 10
+"""Codes of a CTA up to which they are all asked into L2 ahead; more were slower."""
 PART_PAD = 4  # floats between tokens: fragments are stored without bank conflicts
 
 
@@ -64,8 +59,8 @@ class DecodeKernelConfig:
     """Steps of a CTA's part of K that have their x in shared memory at once."""
     depth: int
     """Steps of a warp whose codes are on their way at once."""
-    ctas_per_sm: int
-    """CTAs that an SM has room for: this grid's, and those of the next one, which start early."""
+    least_smem_bytes: int
+    """Shared memory that no second CTA fits beside: pairs would share an SM, others have none."""
     use_pdl: bool
 
     @classmethod
@@ -87,18 +82,15 @@ class DecodeKernelConfig:
                     groups = _ceil_div(most, waves)
                     found = [
                         config
-                        for warps, ctas in product(WARPS[tokens], CTAS_PER_SM)
-                        if ctas * warps <= MAX_WARPS[tokens]
+                        for warps in WARPS[tokens]
                         for config in cls.of_shape(
                             (codes_per_byte, block_size, tokens, warps, splits, groups),
                             share,
-                            ctas,
                             target,
                         )
                     ]
                     for config in found:
-                        gain = GAIN_UNITS if config.ctas_per_sm > 1 else 0
-                        yield waves * config.cost + once - gain, config
+                        yield waves * config.cost + once, config
                     if any(config.turns == 1 for config in found):
                         break
 
@@ -106,20 +98,20 @@ class DecodeKernelConfig:
 
     @classmethod
     def of_shape(
-        cls, shape: tuple[int, int, int, int, int, int], share: int, ctas: int, target: "Target"
+        cls, shape: tuple[int, int, int, int, int, int], share: int, target: "Target"
     ) -> "Iterator[DecodeKernelConfig]":
         """The fewest turns that shared memory has room for, if there are any.
 
         Codes have two steps of a warp on their way, or all that it has.
         """
         *_, warps, _, groups = shape
-        room = (target.smem_per_cta_bytes + RESERVED_BYTES) // ctas - RESERVED_BYTES
+        least = target.smem_per_cta_bytes // 2 + 1
         for turns in range(1, share + 1):
             turn_steps = _ceil_div(share, turns)
             wanted = min(_ceil_div(groups * turn_steps, warps), MAX_DEPTH)
             for depth in range(wanted, min(wanted, 2) - 1, -1):
-                config = cls(*shape, turns, turn_steps, depth, ctas, target.sm >= 90)
-                if smem_bytes(config) <= room:
+                config = cls(*shape, turns, turn_steps, depth, least, target.sm >= 90)
+                if smem_bytes(config) <= target.smem_per_cta_bytes:
                     yield config
                     return
 
@@ -139,6 +131,12 @@ class DecodeKernelConfig:
     def units(self) -> int:
         """Groups times steps of a turn, which the warps of a CTA share."""
         return self.groups * self.turn_steps
+
+    @property
+    def prefetches(self) -> bool:
+        """A CTA asks for all its codes ahead."""
+        code_bytes = self.units * GROUP_ROWS * STEP // self.codes_per_byte
+        return self.use_pdl and self.turns == 1 and code_bytes <= PREFETCH_BYTES
 
     @property
     def refetches(self) -> bool:
@@ -230,7 +228,7 @@ def x_bytes(config: DecodeKernelConfig) -> int:
 def smem_bytes(config: DecodeKernelConfig) -> int:
     """Shared memory of one CTA: sums, x, and the ring of codes and scales."""
     ring = config.depth * config.vectors * config.threads * VECTOR_BYTES
-    return sums_bytes(config) + x_bytes(config) + ring
+    return max(sums_bytes(config) + x_bytes(config) + ring, config.least_smem_bytes)
 
 
 def _ceil_div(a: int, b: int) -> int:
