@@ -15,7 +15,7 @@ from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, NoneOr, UpTo
 from cudnn_blocks.stages.cudnn_graph import CUDNN, declines_of, facts_of
 from cudnn_blocks.stages.cudnn_graph import SERVED as CUDNN_SERVED
-from cudnn_blocks.stages.gated_attention.evidence import CODES, EVIDENCE, SHOWN
+from cudnn_blocks.stages.gated_attention.evidence import CODES, EVIDENCE, SHOWN, TESTED
 from cudnn_blocks.stages.gemm import hopper_config, portable_config
 from cudnn_blocks.stages.gemm.epilogues import (
     D_HEADS,
@@ -125,7 +125,7 @@ class GemmStage(KernelStage):
             Capabilities(engine, OneOf(targets), _SERVED, DSL, EVIDENCE, SHOWN, codes)
             for engine, targets, codes in (
                 (HOPPER, ("sm_90a",), CODES),
-                (PORTABLE, GPU_TARGET_NAMES, {}),
+                (PORTABLE, GPU_TARGET_NAMES, TESTED),
             )
         ),
         Capabilities(
