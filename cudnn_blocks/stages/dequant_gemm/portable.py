@@ -257,13 +257,13 @@ class DecodeKernel:
         rCodes = cute.make_rmem_tensor((WORDS, cfg.loads, SLOTS), Uint32)
         rScales = cute.make_rmem_tensor(SLOTS, Uint32)
         rX = cute.make_rmem_tensor((WORDS, X_BATCH), Uint32)
-        self.load_x(operands, rX, Int32(0), 0, place)
+        self.load_x(operands, rX, Int32(0), Int32(0), place)
         next_turn, next_unit = Int32(0), begin
         for slot in cutlass.range(cfg.depth, unroll=1):
             self.fetch(operands, sCodes, slot, next_turn, next_unit, end, place)
             next_turn, next_unit = self.following(next_turn, next_unit, begin, end)
-        self.store_x(sX, rX, 0, place)
-        for batch in cutlass.range_constexpr(1, self.x_batches):
+        self.store_x(sX, rX, Int32(0), place)
+        for batch in cutlass.range(1, self.x_batches, unroll=1):
             self.load_x(operands, rX, Int32(0), batch, place)
             self.store_x(sX, rX, batch, place)
         cute.arch.sync_threads()
@@ -271,7 +271,7 @@ class DecodeKernel:
         for turn in cutlass.range(cfg.turns, unroll=1):
             if turn > 0:
                 cute.arch.sync_threads()
-                for batch in cutlass.range_constexpr(self.x_batches):
+                for batch in cutlass.range(self.x_batches, unroll=1):
                     self.load_x(operands, rX, turn, batch, place)
                     self.store_x(sX, rX, batch, place)
                 cute.arch.sync_threads()
@@ -452,7 +452,7 @@ class DecodeKernel:
         operands: Operands,
         rX: cute.Tensor,
         turn: Int32,
-        batch: cutlass.Constexpr[int],
+        batch: Int32,
         place: Place,
     ):
         """A batch of this thread's vectors of a turn; zeros past the edges."""
@@ -474,9 +474,7 @@ class DecodeKernel:
                 cute.autovec_copy(gX, rX[None, i])
 
     @cute.jit
-    def store_x(
-        self, sX: cute.Tensor, rX: cute.Tensor, batch: cutlass.Constexpr[int], place: Place
-    ):
+    def store_x(self, sX: cute.Tensor, rX: cute.Tensor, batch: Int32, place: Place):
         """A batch to shared memory, in the order of codes."""
         for i in cutlass.range_constexpr(X_BATCH):
             token, vec = self.x_place(batch, i, place)
@@ -484,7 +482,7 @@ class DecodeKernel:
                 rOrdered = self.ordered(rX[None, i])
                 cute.autovec_copy(rOrdered, words_view(sX, self.vec_offset(token, vec)))
 
-    def x_place(self, batch: int, i: int, place: Place):
+    def x_place(self, batch: Int32, i: int, place: Place):
         """Token and vector of the turn that a thread brings."""
         number = (batch * X_BATCH + i) * self.config.threads + place.tidx
         return number // self.x_vecs, number % self.x_vecs
