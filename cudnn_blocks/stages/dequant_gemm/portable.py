@@ -462,10 +462,12 @@ class DecodeKernel:
         for i in cutlass.range_constexpr(X_BATCH):
             token, vec = self.x_place(batch, i, place)
             row = place.first_token + token
-            column = (place.rank * share + turn * cfg.turn_steps) * STEP + vec * VEC
+            own = turn * (cfg.turn_steps * STEP) + vec * VEC
+            column = place.rank * share * STEP + own
             for word in cutlass.range_constexpr(WORDS):
                 rX[word, i] = Uint32(0)
-            if (token < cfg.tokens) & (row < m) & (column < k):
+            # What the next CTA has is zero here, as its codes are: zero times Inf is not.
+            if (token < cfg.tokens) & (row < m) & (own < share * STEP) & (column < k):
                 offset = Int64(row) * operands.mX.stride[0] + column
                 x_words = cute.recast_ptr(
                     operands.mX.iterator + cute.assume(offset, divby=VEC), dtype=Uint32
