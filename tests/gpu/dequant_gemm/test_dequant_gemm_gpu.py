@@ -21,6 +21,7 @@ SHAPES = [
     (5, 20, 136, 96),
     (1, 128, 264, 160),
     (3, 111, 1288, 1024),
+    (1, 64, 264, 4128),  # x does not fit shared memory at once
 ]
 
 
@@ -80,3 +81,14 @@ def test_nan_codes_of_scales_stay_in_their_columns(fmt, rows):
     assert y[..., 33].isnan().all()
     others = [n for n in range(136) if n != 33]
     assert torch.equal(y[..., others], clean[..., others])
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_infinite_activations_right_behind_a_part_of_k(fmt):
+    # Two CTAs share 45 steps of 128, 23 and 22, and fill x twice, for 12 steps each time.
+    problem = make_dequant_gemm(fmt, (1, 20, 264, 5664), device=CUDA)
+    problem.operands["w"].fill_(0x22 if BLOCK_FORMATS[fmt].codes_per_byte == 2 else 0x38)
+    problem.operands["x"][0, 3, 23 * 128] = torch.inf
+    y = problem.run()
+    assert y[0, 3].isposinf().all()
+    assert torch.equal(y, problem.expected())
