@@ -90,10 +90,7 @@ class ArmCase(Case):
     modes: tuple[Mode, ...] = ("graph",)
     """How its arms are launched; with several, the mode is the last word of the name."""
     has_equal_bursts: bool = False
-    """Every arm is launched as often in a row as the fastest one, so that clocks fall alike.
-
-    Each has a lead-in of its own kind before that.
-    """
+    """Every arm is launched as often in a row as the fastest one, so that clocks fall alike."""
 
     @abstractmethod
     def make_sets(self, count: int) -> Sequence[Any]:

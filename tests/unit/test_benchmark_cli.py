@@ -95,12 +95,16 @@ class _FakeCase:
 
 
 @pytest.fixture
-def fake_lab(monkeypatch):
-    lab = Lab(rounds=1, l2_bytes=1 << 20, ceiling_gb_s=None, timer=None)
-    monkeypatch.setattr(run, "open_lab", lambda rounds, **_: lab)
+def fake_gpu(monkeypatch):
     monkeypatch.setattr(run.environment, "sm_clock_mhz", lambda: None)
     monkeypatch.setattr(run.environment, "driver", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+
+
+@pytest.fixture
+def fake_lab(monkeypatch, fake_gpu):
+    lab = Lab(rounds=1, l2_bytes=1 << 20, ceiling_gb_s=None, timer=None)
+    monkeypatch.setattr(run, "open_lab", lambda rounds, **_: lab)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,7 @@ def test_exit_status_tells_whether_our_arms_are_right(
     assert (tmp_path / "nvidia-h200" / "causal_conv1d_update.json").exists()
 
 
-def test_a_sustained_run_has_a_file_of_its_own(monkeypatch, tmp_path):
+def test_a_sustained_run_has_a_file_of_its_own(monkeypatch, tmp_path, fake_gpu):
     asked = []
 
     def open_lab(rounds, *, check_only, is_sustained):
@@ -135,9 +139,6 @@ def test_a_sustained_run_has_a_file_of_its_own(monkeypatch, tmp_path):
         return Lab(rounds, 1 << 20, ceiling_gb_s=None, timer=None, is_sustained=is_sustained)
 
     monkeypatch.setattr(run, "open_lab", open_lab)
-    monkeypatch.setattr(run.environment, "sm_clock_mhz", lambda: None)
-    monkeypatch.setattr(run.environment, "driver", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(run, "load", lambda name: run.Bench("conv3d", (_FakeCase("ok"),), ()))
     for flags in ((), ("--sustained",), ("--sustained", "--case", "L4")):
         assert invoke("conv3d", "--out", str(tmp_path), *flags).exit_code == 0

@@ -311,7 +311,14 @@ def lab(monkeypatch):
 
     monkeypatch.setattr(measure, "capture", launch_all)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return Lab(2, l2_bytes=1 << 10, ceiling_gb_s=1e3, timer=SteadyTimer(), peak_tflop_s=1e-3)
+    return Lab(
+        2,
+        l2_bytes=1 << 10,
+        ceiling_gb_s=1e3,
+        timer=SteadyTimer(),
+        peak_tflop_s=1e-3,
+        is_sustained=True,
+    )
 
 
 def test_block_rows_are_eager_and_graph_with_the_unfused_form_as_base(lab):

@@ -19,7 +19,7 @@ from cudnn_blocks.integrations.diffusers import (
     torch_steps,
 )
 from cudnn_blocks.integrations.diffusers.builder import Builder
-from cudnn_blocks.integrations.diffusers.conv_steps import copy_rows
+from cudnn_blocks.integrations.diffusers.conv_steps import copy_wide
 from cudnn_blocks.integrations.diffusers.decoder import decoder_program
 from cudnn_blocks.integrations.diffusers.encoder import encoder_program
 from cudnn_blocks.integrations.diffusers.family import Family, Service
@@ -321,7 +321,7 @@ def test_copied_rows_keep_their_bits(channels, dtype):
     info = torch.iinfo(bits)
     source = torch.randint(info.min, info.max, (2, 2, 5, 7, channels), dtype=bits).view(dtype)
     target = torch.zeros(2, 4, 7, 9, channels, dtype=dtype)
-    copy_rows(target[:, 1:3, 1:-1, 1:-1], source)
+    copy_wide(target[:, 1:3, 1:-1, 1:-1], source)
     assert torch.equal(target[:, 1:3, 1:-1, 1:-1].view(bits), source.view(bits))
     target[:, 1:3, 1:-1, 1:-1] = 0
     assert not target.view(bits).any(), "a border was written"

@@ -39,7 +39,7 @@ def ncthw(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 4, 1, 2, 3)
 
 
-def copy_rows(target: torch.Tensor, source: torch.Tensor) -> None:
+def copy_wide(target: torch.Tensor, source: torch.Tensor) -> None:
     """``target.copy_(source)`` of equal dtypes, 16 bytes at a time where rows of channels allow.
 
     torch copies parts of a tensor element by element, which is far from its bandwidth for BF16.
@@ -228,9 +228,9 @@ class ConvNorm:
         padded, cache = results["padded_output"], results["cache_output"]
         if (previous := caches.previous()) is not None:  # the op leaves room for it
             first = MAX_HISTORY_FRAMES - previous.shape[1]
-            copy_rows(padded[:, first:MAX_HISTORY_FRAMES, 1:-1, 1:-1], previous)
+            copy_wide(padded[:, first:MAX_HISTORY_FRAMES, 1:-1, 1:-1], previous)
             if num_old := cache.shape[1] - cache_frames(x.shape[1] - MAX_HISTORY_FRAMES, 0):
-                copy_rows(cache[:, :num_old], previous[:, -num_old:])
+                copy_wide(cache[:, :num_old], previous[:, -num_old:])
         flow.padded = padded
         if self.adds:
             flow.skip = results["residual_output"]

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from cudnn_blocks.geometry.conv3d import MAX_HISTORY_FRAMES
-from cudnn_blocks.integrations.diffusers.conv_steps import TORCH_CONV, copy_rows, ncthw, nthwc
+from cudnn_blocks.integrations.diffusers.conv_steps import TORCH_CONV, copy_wide, ncthw, nthwc
 from cudnn_blocks.integrations.diffusers.family import Family
 from cudnn_blocks.integrations.diffusers.flow import Flow, take
 from cudnn_blocks.integrations.diffusers.torch_steps import TorchStep
@@ -114,7 +114,7 @@ class TimeConv:
         """``previous``, then ``x`` plus ``bias``, as one tensor."""
         n, history, h, w, c = previous.shape
         frames = x.new_empty(n, history + x.shape[1], h, w, c)
-        copy_rows(frames[:, :history], previous)
+        copy_wide(frames[:, :history], previous)
         if bias is None:
             frames[:, history:] = x
         else:

@@ -263,17 +263,13 @@ class DecodeKernel:
             self.fetch(operands, sCodes, slot, next_turn, next_unit, end, place)
             next_turn, next_unit = self.following(next_turn, next_unit, begin, end)
         self.store_x(sX, rX, Int32(0), place)
-        for batch in cutlass.range(1, self.x_batches, unroll=1):
-            self.load_x(operands, rX, Int32(0), batch, place)
-            self.store_x(sX, rX, batch, place)
+        self.fill_x(operands, sX, rX, Int32(0), 1, place)
         cute.arch.sync_threads()
         slot = Int32(0)
         for turn in cutlass.range(cfg.turns, unroll=1):
             if turn > 0:
                 cute.arch.sync_threads()
-                for batch in cutlass.range(self.x_batches, unroll=1):
-                    self.load_x(operands, rX, turn, batch, place)
-                    self.store_x(sX, rX, batch, place)
+                self.fill_x(operands, sX, rX, turn, 0, place)
                 cute.arch.sync_threads()
             for number in cutlass.range(begin, end, unroll=1):
                 step = number % cfg.turn_steps
@@ -301,10 +297,8 @@ class DecodeKernel:
     def own_units(self, place: Place):
         """The first of this warp's units of a turn, and the one past its last."""
         cfg = self.config
-        if cfg.busy_warps == cfg.warps:
-            return cfg.first_unit(place.warp), cfg.first_unit(place.warp + 1)
-        begin = cutlass.min(place.warp, cfg.units)  # one each
-        return begin, cutlass.min(begin + 1, cfg.units)
+        own, following = (cutlass.min(place.warp + i, cfg.busy_warps) for i in range(2))
+        return cfg.first_unit(own), cfg.first_unit(following)
 
     @cute.jit
     def following(self, turn: Int32, unit: Int32, begin: Int32, end: Int32):
@@ -445,6 +439,21 @@ class DecodeKernel:
     def x_batches(self) -> int:
         """Batches of x of a turn."""
         return (self.config.tokens * self.x_vecs - 1) // (self.config.threads * X_BATCH) + 1
+
+    @cute.jit
+    def fill_x(
+        self,
+        operands: Operands,
+        sX: cute.Tensor,
+        rX: cute.Tensor,
+        turn: Int32,
+        first: cutlass.Constexpr[int],
+        place: Place,
+    ):
+        """Brings a turn's batches from ``first`` on to shared memory."""
+        for batch in cutlass.range(first, self.x_batches, unroll=1):
+            self.load_x(operands, rX, turn, batch, place)
+            self.store_x(sX, rX, batch, place)
 
     @cute.jit
     def load_x(
@@ -651,8 +660,7 @@ class DecodeKernel:
 
     def is_special(self, rCodes: cute.Tensor, rScales: cute.Tensor) -> Boolean:
         """True where a factor is not all of a scale, or a code may be NaN."""
-        first = 255 - self.pattern_exponent
-        carry = Uint32((256 - first) * 0x01010101)
+        carry = Uint32((self.pattern_exponent + 1) * 0x01010101)
         found = Uint32(0)
         for s in range(SLOTS):
             if self.config.is_mx:

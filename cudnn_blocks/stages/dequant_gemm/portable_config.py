@@ -80,15 +80,12 @@ class DecodeKernelConfig:
                 once = CLUSTER_UNITS if splits > 1 else 0
                 for waves in range(1, most + 1):
                     groups = _ceil_div(most, waves)
-                    found = [
-                        config
+                    shapes = [
+                        (codes_per_byte, block_size, tokens, warps, splits, groups)
                         for warps in WARPS[tokens]
-                        for config in cls.of_shape(
-                            (codes_per_byte, block_size, tokens, warps, splits, groups),
-                            share,
-                            target,
-                        )
                     ]
+                    tried = [cls.of_shape(shape, share, target) for shape in shapes]
+                    found = [config for config in tried if config is not None]
                     for config in found:
                         yield waves * config.cost + once, config
                     if any(config.turns == 1 for config in found):
@@ -99,8 +96,8 @@ class DecodeKernelConfig:
     @classmethod
     def of_shape(
         cls, shape: tuple[int, int, int, int, int, int], share: int, target: "Target"
-    ) -> "Iterator[DecodeKernelConfig]":
-        """The fewest turns that shared memory has room for, if there are any.
+    ) -> "DecodeKernelConfig | None":
+        """The fewest turns that shared memory has room for; None where it has for none.
 
         Codes have two steps of a warp on their way, or all that it has.
         """
@@ -112,8 +109,8 @@ class DecodeKernelConfig:
             for depth in range(wanted, min(wanted, 2) - 1, -1):
                 config = cls(*shape, turns, turn_steps, depth, least, target.sm >= 90)
                 if smem_bytes(config) <= target.smem_per_cta_bytes:
-                    yield config
-                    return
+                    return config
+        return None
 
     @property
     def cost(self) -> float:

@@ -118,9 +118,8 @@ def e8m0_rest(code: Uint32, exponent: cutlass.Constexpr[int]) -> Uint32:
 def e4m3_pair_to_bf16x2(word: Uint32, first: Uint32) -> tuple[Uint32, Uint32]:
     """Bytes ``first`` and the next of a word, each one's value in both halves; NaN becomes 480."""
     codes = permute(word, Uint32(0), (first << 4 | first << 12) + Uint32(0x1404))
-    values = multiply_bf16x2(
-        codes & Uint32(SIGNS) | codes >> 4 & Uint32(0x07F007F0), Uint32(TWO_TO_120)
-    )
+    _, pattern = e4m3_patterns(codes)
+    values = multiply_bf16x2(pattern, Uint32(TWO_TO_120))
     low = permute(values, values, Uint32(0x1010))
     return low, permute(values, values, Uint32(0x3232))
 
