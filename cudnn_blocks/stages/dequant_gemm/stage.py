@@ -13,7 +13,8 @@ from cudnn_blocks.quant_spec import BLOCK_FORMATS, BlockFormat
 from cudnn_blocks.reference import dequant_gemm as reference
 from cudnn_blocks.stages.capabilities import Capabilities, Constraint, OneOf
 from cudnn_blocks.stages.constraints import MultipleOf, UpTo
-from cudnn_blocks.stages.dequant_gemm.portable_config import DecodeKernelConfig, smem_bytes
+from cudnn_blocks.stages.dequant_gemm import portable_e2m1_config as e2m1
+from cudnn_blocks.stages.dequant_gemm import portable_e4m3_config as e4m3
 from cudnn_blocks.stages.gated_attention.evidence import TESTED
 from cudnn_blocks.stages.gemm.stage import DSL, HOPPER, MAX_ROWS, PORTABLE, GemmModes, GemmStage
 from cudnn_blocks.stages.kernel_stage import KernelChoice, KernelStage
@@ -69,18 +70,10 @@ class DecodeStage(KernelStage):
         super().__init__(_facts(modes, num_rows), target)
         self.name = name  # type: ignore[misc]  # a block has several of these, each in its slot
         self.alpha = 1.0
-        self.config = DecodeKernelConfig.from_geometry(
-            num_rows,
-            modes.n,
-            modes.k,
-            target,
-            codes_per_byte=modes.w_format.codes_per_byte,
-            block_size=modes.w_format.block_size,
-        )
+        self._kernel = _decode_kernel(modes, num_rows, target)
 
     def _choose_kernel(self) -> KernelChoice:
-        kernel = "cudnn_blocks.stages.dequant_gemm.portable.DecodeKernel"
-        return KernelChoice(kernel, self.config, smem_bytes(self.config))
+        return self._kernel
 
     def _kernel_operands(self, operands: Sequence[Any]) -> Sequence[Any]:
         x, w, w_sf, y = operands
@@ -92,7 +85,21 @@ class DecodeStage(KernelStage):
 
     def describe(self) -> str:
         """The tile."""
-        return str(self.config)
+        return str(self._kernel.config)
+
+
+def _decode_kernel(modes: DequantGemmModes, num_rows: int, target: Target) -> KernelChoice:
+    """By the codes of w."""
+    folder, (n, k), block = "cudnn_blocks.stages.dequant_gemm", (modes.n, modes.k), modes.w_format
+    if block.codes_per_byte == 1:
+        by_row = e4m3.E4m3DecodeConfig.from_geometry(num_rows, n, k, target)
+        kernel = f"{folder}.portable_e4m3.E4m3DecodeKernel"
+        return KernelChoice(kernel, by_row, e4m3.smem_bytes(by_row))
+    by_table = e2m1.E2m1DecodeConfig.from_geometry(
+        num_rows, n, k, target, block_size=block.block_size
+    )
+    kernel = f"{folder}.portable_e2m1.E2m1DecodeKernel"
+    return KernelChoice(kernel, by_table, e2m1.smem_bytes(by_table))
 
 
 class DequantGemmStage(Stage):

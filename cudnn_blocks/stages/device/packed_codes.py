@@ -115,19 +115,11 @@ def e8m0_rest(code: Uint32, exponent: cutlass.Constexpr[int]) -> Uint32:
 
 
 @cute.jit
-def e4m3_pair_to_bf16x2(word: Uint32, first: Uint32) -> tuple[Uint32, Uint32]:
-    """Bytes ``first`` and the next of a word, each one's value in both halves; NaN becomes 480."""
-    codes = permute(word, Uint32(0), (first << 4 | first << 12) + Uint32(0x1404))
-    _, pattern = e4m3_patterns(codes)
-    values = multiply_bf16x2(pattern, Uint32(TWO_TO_120))
-    low = permute(values, values, Uint32(0x1010))
-    return low, permute(values, values, Uint32(0x3232))
-
-
-@cute.jit
-def e4m3_rest(code: Uint32) -> Uint32:
-    """The factor that ``e4m3_pair_to_bf16x2`` leaves: 1, or NaN for NaN."""
-    return Uint32(NAN * ONES) if (code & 0x7F) == 0x7F else Uint32(0x3F80 * ONES)
+def e4m3_pattern(code: Uint32) -> Uint32:
+    """A code in the low byte times 2**-120, in both halves; NaN stays NaN."""
+    bits = (code & Uint32(0x80)) << 8 | (code & Uint32(0x7F)) << 4
+    bits = Uint32(NAN) if (code & 0x7F) == 0x7F else bits
+    return bits * Uint32(ONES)
 
 
 @cute.jit

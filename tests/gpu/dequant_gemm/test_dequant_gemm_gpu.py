@@ -83,6 +83,33 @@ def test_nan_codes_of_scales_stay_in_their_columns(fmt, rows):
     assert torch.equal(y[..., others], clean[..., others])
 
 
+@pytest.mark.parametrize(("fmt", "share"), [("mxfp4", 0.004), ("nvfp4", 0.05), ("mxfp8", 0.004)])
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 7, 520, 416), (1, 16, 264, 4128), (1, 30, 1288, 2048), (1, 40, 2048, 4096)],
+    ids=str,
+)
+def test_special_scales_among_others(fmt, share, shape):
+    # NaN, or a negative scale: in a few blocks, everywhere.
+    problem = make_dequant_gemm(fmt, shape, device=CUDA)
+    w_sf = problem.operands["w_sf"]
+    is_special = torch.rand(w_sf.shape, device=CUDA) < share
+    w_sf[is_special] = (
+        w_sf[is_special] ^ 0x80 if fmt == "nvfp4" else torch.full_like(w_sf, 0xFF)[is_special]
+    )
+    y, expected = problem.run(), problem.expected()
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert not y.isnan().all()
+    assert torch.equal(y.nan_to_num(0.0), expected.nan_to_num(0.0))
+
+
+@pytest.mark.parametrize("code", [0x01, 0x07, 0x08, 0x7E, 0x80, 0xFE])
+def test_e4m3_scales_of_every_kind(code):
+    problem = make_dequant_gemm("nvfp4", (1, 5, 136, 96), device=CUDA)
+    problem = problem.with_(w_sf=torch.full_like(problem.operands["w_sf"], code))
+    assert torch.equal(problem.run(), problem.expected())
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_infinite_activations_right_behind_a_part_of_k(fmt):
     # Two CTAs share 45 steps of 128, 23 and 22, and fill x twice, for 12 steps each time.

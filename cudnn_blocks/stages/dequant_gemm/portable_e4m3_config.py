@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile-time facts of one specialisation of the small-M product with block-scaled weights."""
+"""Compile-time facts of one specialisation of the product of few rows with e4m3 weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +18,10 @@ SLOTS = 4
 """Weight rows of a thread, 32 apart, whose scales lie together in the blob."""
 WARP_THREADS = 32
 VECTOR_BYTES = 16
+LOADS = STEP // VECTOR_BYTES // 4
+"""16-byte loads of a row and step by one of the 4 threads that share the row."""
+VECTORS = LOADS * SLOTS + 1
+"""16-byte vectors of a thread and step: codes, then one of scales."""
 
 ACTIVATION_BYTES = 2
 FLOAT_BYTES = 4
@@ -38,13 +42,9 @@ PART_PAD = 4  # floats between tokens: fragments are stored without bank conflic
 
 
 @dataclass(frozen=True)
-class DecodeKernelConfig:
+class E4m3DecodeConfig:
     """Compile-time facts of one specialisation; ``from_geometry`` is the only chooser."""
 
-    codes_per_byte: int
-    """2 for e2m1 codes, 1 for e4m3."""
-    block_size: int
-    """Elements under a scale: 32 with E8M0 scales, 16 with e4m3."""
     tokens: int
     """Rows of x of a CTA, a multiple of 8."""
     warps: int
@@ -64,26 +64,21 @@ class DecodeKernelConfig:
     use_pdl: bool
 
     @classmethod
-    def from_geometry(
-        cls, m: int, n: int, k: int, target: "Target", *, codes_per_byte: int, block_size: int
-    ) -> "DecodeKernelConfig":
+    def from_geometry(cls, m: int, n: int, k: int, target: "Target") -> "E4m3DecodeConfig":
         """Chooses for the largest ``M``; N and K are dynamic, but decide how work is shared."""
         tokens = next((size for size in TOKENS if m <= size), TOKENS[-1])
         token_tiles = _ceil_div(max(m, 1), tokens)
         all_groups = _ceil_div(n, BLOB_TILE) * (BLOB_TILE // GROUP_ROWS)
         steps = _ceil_div(k, STEP)
 
-        def choices() -> Iterator[tuple[float, DecodeKernelConfig]]:
+        def choices() -> Iterator[tuple[float, E4m3DecodeConfig]]:
             for splits in SPLITS if target.sm >= 90 else SPLITS[:1]:
                 share = _ceil_div(steps, splits)
                 most = _ceil_div(all_groups, max(target.num_sms // splits // token_tiles, 1))
                 once = CLUSTER_UNITS if splits > 1 else 0
                 for waves in range(1, most + 1):
                     groups = _ceil_div(most, waves)
-                    shapes = [
-                        (codes_per_byte, block_size, tokens, warps, splits, groups)
-                        for warps in WARPS[tokens]
-                    ]
+                    shapes = [(tokens, warps, splits, groups) for warps in WARPS[tokens]]
                     tried = [cls.of_shape(shape, share, target) for shape in shapes]
                     found = [config for config in tried if config is not None]
                     for config in found:
@@ -95,8 +90,8 @@ class DecodeKernelConfig:
 
     @classmethod
     def of_shape(
-        cls, shape: tuple[int, int, int, int, int, int], share: int, target: "Target"
-    ) -> "DecodeKernelConfig | None":
+        cls, shape: tuple[int, int, int, int], share: int, target: "Target"
+    ) -> "E4m3DecodeConfig | None":
         """The fewest turns that shared memory has room for; None where it has for none.
 
         Codes have two steps of a warp on their way, or all that it has.
@@ -132,7 +127,7 @@ class DecodeKernelConfig:
     @property
     def prefetches(self) -> bool:
         """A CTA asks for all its codes ahead."""
-        code_bytes = self.units * GROUP_ROWS * STEP // self.codes_per_byte
+        code_bytes = self.units * GROUP_ROWS * STEP
         return self.use_pdl and self.turns == 1 and code_bytes <= PREFETCH_BYTES
 
     @property
@@ -176,55 +171,25 @@ class DecodeKernelConfig:
         """Floats from token to token of a place."""
         return GROUP_ROWS + PART_PAD
 
-    @property
-    def loads(self) -> int:
-        """16-byte loads of a row and step by one thread."""
-        return loads_of(self.codes_per_byte)
-
-    @property
-    def vectors(self) -> int:
-        """16-byte vectors of a thread and step: codes, then one of scales."""
-        return vectors_of(self.codes_per_byte)
-
-    @property
-    def is_mx(self) -> bool:
-        """Scales are powers of two."""
-        return self.block_size == 32
-
-    @property
-    def is_fp4(self) -> bool:
-        """Codes are e2m1."""
-        return self.codes_per_byte == 2
-
     def __str__(self) -> str:
         rows = f"{self.groups * GROUP_ROWS} rows x {self.tokens} tokens"
         shared = f", cluster of {self.splits} along K" if self.splits > 1 else ""
         return f"{rows}, {self.warps} warps{shared}"
 
 
-def loads_of(codes_per_byte: int) -> int:
-    """16-byte loads of a row and step by one of the 4 threads that share the row."""
-    return STEP // codes_per_byte // VECTOR_BYTES // 4
-
-
-def vectors_of(codes_per_byte: int) -> int:
-    """16-byte vectors of a thread and step."""
-    return loads_of(codes_per_byte) * SLOTS + 1
-
-
-def sums_bytes(config: DecodeKernelConfig) -> int:
+def sums_bytes(config: E4m3DecodeConfig) -> int:
     """Bytes of the sums of every group and warp."""
     return config.parts * config.tokens * config.part_pitch * FLOAT_BYTES
 
 
-def x_bytes(config: DecodeKernelConfig) -> int:
+def x_bytes(config: E4m3DecodeConfig) -> int:
     """Bytes of x."""
     return config.tokens * config.turn_steps * STEP * ACTIVATION_BYTES
 
 
-def smem_bytes(config: DecodeKernelConfig) -> int:
+def smem_bytes(config: E4m3DecodeConfig) -> int:
     """Shared memory of one CTA: sums, x, and the ring of codes and scales."""
-    ring = config.depth * config.vectors * config.threads * VECTOR_BYTES
+    ring = config.depth * VECTORS * config.threads * VECTOR_BYTES
     return max(sums_bytes(config) + x_bytes(config) + ring, config.least_smem_bytes)
 
 

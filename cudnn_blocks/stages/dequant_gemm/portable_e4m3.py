@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix product of a few activations with block-scaled weights (sm_80 and newer).
+"""Matrix product of a few activations with block-scaled e4m3 weights (sm_80 and newer).
 
-    W[n, k] = B(code[n, k] * scale[n, k // block_size])     B rounds to BF16; exact but at its ends
+    W[n, k] = B(code[n, k] * 2 ** exponent[n, k // 32])     B rounds to BF16; exact but at its ends
     acc[m, n] = sum_k f32(x[m, k]) * f32(W[n, k])           FP32
     y[m, n] = B(alpha * acc[m, n])
 
@@ -43,35 +43,38 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32, const_expr
 from cutlass.cute.nvgpu import warp
-from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
-from cudnn_blocks.stages.dequant_gemm.portable_config import (
+from cudnn_blocks.stages.dequant_gemm.portable_e4m3_config import (
     BLOB_TILE,
     GROUP_ROWS,
+    LOADS,
     MMA_N,
     SLOTS,
     STEP,
     VECTOR_BYTES,
+    VECTORS,
     WARP_THREADS,
-    DecodeKernelConfig,
+    E4m3DecodeConfig,
     smem_bytes,
     sums_bytes,
     x_bytes,
 )
+from cudnn_blocks.stages.dequant_gemm.portable_operands import (
+    VEC,
+    WORDS,
+    Operands,
+    fake_operands,
+    words_view,
+)
 from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
 from cudnn_blocks.stages.device.packed_codes import (
-    E2M1_EXPONENT,
-    E2M1_ORDER,
     E4M3_EXPONENT,
     E4M3_ORDER,
-    e2m1_patterns,
     e4m3_nan_bits,
-    e4m3_pair_to_bf16x2,
     e4m3_patterns,
-    e4m3_rest,
     e8m0_pattern_factor,
     e8m0_rest,
     multiply_bf16x2,
@@ -81,11 +84,12 @@ from cudnn_blocks.stages.device.packed_codes import (
 from cudnn_blocks.stages.device.prefetch import prefetch_l2
 from cudnn_blocks.stages.gemm.portable_operands import rows_of
 
-VEC = 8  # elements of a 16-byte vector of x
-WORDS = 4  # 32-bit words of a vector
+__all__ = ["E4m3DecodeKernel", "fake_operands"]
+
 CHUNKS = 4  # vectors of x, of 8 elements each, that a lane's codes of a row and step meet
 STEP_VECS = STEP // VEC
 QUAD_BYTES = 64  # of a load by the 4 lanes of a row
+BLOCK = 32  # elements under a scale
 BLOB_ROWS, BLOB_COLUMNS = 32, 4
 COLUMN_BYTES = BLOB_ROWS * SLOTS * BLOB_COLUMNS
 NEIGHBOURS = 8  # weight rows
@@ -93,26 +97,8 @@ MMA_M, MMA_K = 16, 16
 STORE = 4  # neighbouring outputs of a thread
 X_BATCH = 4  # vectors of x that a thread has on their way at once
 
-TWO_TO_118 = 0x7A807A80
-"""Makes e4m3 scales fit e2m1 patterns, times 2**-126: their products are 2**-8 of the weights."""
-PATTERN_SCALE = 2.0**8
 EVERY_SIGN = 0x80808080
 """The highest bit of every byte."""
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Everything in global memory."""
-
-    mX: cute.Tensor
-    """(M, K)"""
-    mW: cute.Tensor
-    """(N, BYTES): codes."""
-    mSF: cute.Tensor
-    """Bytes of the scale blob."""
-    mY: cute.Tensor
-    """(M, N)"""
-    alpha: Float32
 
 
 @dataclass(frozen=True)
@@ -176,10 +162,10 @@ class Unit:
     """It exists: the group, the step, and the turn."""
 
 
-class DecodeKernel:
+class E4m3DecodeKernel:
     """The product; see the module docstring."""
 
-    def __init__(self, config: DecodeKernelConfig):
+    def __init__(self, config: E4m3DecodeConfig):
         self.config = config
 
     @cute.jit
@@ -254,7 +240,7 @@ class DecodeKernel:
         layout = cute.make_layout(((2, 2), SLOTS // 2, cfg.tokens // MMA_N))
         tCrC = cute.make_rmem_tensor(layout, Float32)
         tCrC.fill(0.0)
-        rCodes = cute.make_rmem_tensor((WORDS, cfg.loads, SLOTS), Uint32)
+        rCodes = cute.make_rmem_tensor((WORDS, LOADS, SLOTS), Uint32)
         rScales = cute.make_rmem_tensor(SLOTS, Uint32)
         rX = cute.make_rmem_tensor((WORDS, X_BATCH), Uint32)
         self.load_x(operands, rX, Int32(0), Int32(0), place)
@@ -322,7 +308,7 @@ class DecodeKernel:
         """Asks for all weights and scales of this CTA, a row of codes or a tile's scales each."""
         cfg = self.config
         n, row_bytes = operands.mW.shape
-        share_bytes = self.share(operands) * (STEP // cfg.codes_per_byte)
+        share_bytes = self.share(operands) * STEP
         first_byte = place.rank * share_bytes
         num_bytes = cutlass.min(share_bytes, row_bytes - first_byte)
         for i in cutlass.range(place.tidx, cfg.groups * GROUP_ROWS, cfg.threads, unroll=1):
@@ -332,9 +318,9 @@ class DecodeKernel:
                 offset = Int64(row) * operands.mW.stride[0] + first_byte
                 prefetch_l2(operands.mW.iterator + offset, num_bytes)
         # A tile of the blob has the scales of 4 groups, column after column.
-        blocks = operands.mX.shape[1] // cfg.block_size
+        blocks = operands.mX.shape[1] // BLOCK
         blob_columns = (blocks - 1) // BLOB_COLUMNS + 1
-        columns = self.share(operands) * (STEP // (BLOB_COLUMNS * cfg.block_size))
+        columns = self.share(operands) * (STEP // (BLOB_COLUMNS * BLOCK))
         first_column = place.rank * columns
         num_columns = cutlass.min(columns, blob_columns - first_column)
         tile = place.cluster * cfg.groups // SLOTS + place.tidx
@@ -359,7 +345,7 @@ class DecodeKernel:
         n, row_bytes = operands.mW.shape
         if (turn < cfg.turns) & (number < end):
             unit = self.unit(operands, turn, number, place)
-            for i in cutlass.range_constexpr(cfg.loads):
+            for i in cutlass.range_constexpr(LOADS):
                 byte = self.first_byte(unit.step, i, place)
                 is_inside = unit.is_inside & (byte < row_bytes)
                 for s in cutlass.range_constexpr(SLOTS):
@@ -372,8 +358,8 @@ class DecodeKernel:
                     )
                 if const_expr(i == 0):
                     cp_async_16_or_zero(
-                        sCodes.iterator + self.ring_offset(slot, cfg.loads * SLOTS, place),
-                        operands.mSF.iterator + self.scale_offset(operands, unit, place),
+                        sCodes.iterator + self.ring_offset(slot, LOADS * SLOTS, place),
+                        operands.mSF.iterator + self.scale_offset(operands, unit),
                         is_inside,
                     )
         cute.arch.cp_async_commit_group()
@@ -391,40 +377,32 @@ class DecodeKernel:
         place: Place,
     ):
         """Codes ``(WORD, LOAD, SLOT)`` and scale words ``(SLOT)`` of a unit that has arrived."""
-        cfg = self.config
-        for i in cutlass.range_constexpr(cfg.loads):
+        for i in cutlass.range_constexpr(LOADS):
             for s in cutlass.range_constexpr(SLOTS):
                 offset = self.ring_offset(slot, i * SLOTS + s, place)
                 cute.autovec_copy(words_view(sCodes, offset), rCodes[None, i, s])
-        offset = self.ring_offset(slot, cfg.loads * SLOTS, place)
+        offset = self.ring_offset(slot, LOADS * SLOTS, place)
         cute.autovec_copy(words_view(sCodes, offset), rScales)
-        if const_expr(cfg.loads > 1):
-            # Padding may be NaN, of which zeros times NaN would make more.
-            step = self.unit(operands, turn, number, place).step
-            byte = self.first_byte(step, cfg.loads - 1, place)
-            is_inside = byte < operands.mW.shape[1]
-            for s in cutlass.range_constexpr(SLOTS):
-                rScales[s] = rScales[s] if is_inside else rScales[s] & Uint32(0xFFFF)
+        # Padding may be NaN, of which zeros times NaN would make more.
+        step = self.unit(operands, turn, number, place).step
+        is_inside = self.first_byte(step, LOADS - 1, place) < operands.mW.shape[1]
+        for s in cutlass.range_constexpr(SLOTS):
+            rScales[s] = rScales[s] if is_inside else rScales[s] & Uint32(0xFFFF)
 
     def first_byte(self, step: Int32, load: int, place: Place) -> Int32:
         """Place of a load in its row of codes."""
-        row_bytes = STEP // self.config.codes_per_byte
-        return step * row_bytes + load * QUAD_BYTES + place.quad_lane * VECTOR_BYTES
+        return step * STEP + load * QUAD_BYTES + place.quad_lane * VECTOR_BYTES
 
     def ring_offset(self, slot: Int32, vector: int, place: Place) -> Int32:
         """Word offset of this thread's vector."""
         cfg = self.config
-        return ((slot * cfg.vectors + vector) * cfg.threads + place.tidx) * WORDS
+        return ((slot * VECTORS + vector) * cfg.threads + place.tidx) * WORDS
 
-    def scale_offset(self, operands: Operands, unit: Unit, place: Place) -> Int64:
+    def scale_offset(self, operands: Operands, unit: Unit) -> Int64:
         """Place in the blob of 4 scales for each of this thread's rows."""
-        cfg = self.config
-        blocks = operands.mX.shape[1] // cfg.block_size
+        blocks = operands.mX.shape[1] // BLOCK
         blob_columns = (blocks - 1) // BLOB_COLUMNS + 1
-        column = unit.step
-        if not cfg.is_mx:
-            column = unit.step * 2 + place.quad_lane // 2
-        tile = Int64(unit.rows.blob_tile) * blob_columns + column
+        tile = Int64(unit.rows.blob_tile) * blob_columns + unit.step
         offset = (tile * BLOB_ROWS + unit.rows.blob_row) * (SLOTS * BLOB_COLUMNS)
         return cute.assume(offset, divby=VECTOR_BYTES)
 
@@ -500,10 +478,7 @@ class DecodeKernel:
 
     def ordered(self, rX: cute.Tensor) -> cute.Tensor:
         """A vector of x in the order of its codes."""
-        cfg = self.config
-        order = E2M1_ORDER
-        if not cfg.is_fp4:
-            order = tuple(4 * half + i for half in range(2) for i in E4M3_ORDER)
+        order = tuple(4 * half + i for half in range(2) for i in E4M3_ORDER)
         rOrdered = cute.make_rmem_tensor(WORDS, Uint32)
         for i in range(WORDS):
             low, high = (rX[element // 2] for element in order[2 * i : 2 * i + 2])
@@ -536,7 +511,7 @@ class DecodeKernel:
         rW = cute.make_rmem_tensor((WORDS, SLOTS), Uint32)
         for c in cutlass.range_constexpr(CHUNKS):
             for s in cutlass.range_constexpr(SLOTS):
-                patterns = self.patterns(self.chunk_words(rCodes[None, None, s], c))
+                patterns = both_patterns(self.chunk_words(rCodes[None, None, s], c))
                 for i in cutlass.range_constexpr(WORDS):
                     rW[i, s] = multiply_bf16x2(patterns[i], factors[s][c // 2])
             self.multiply_chunk(tCrC, rW, sX, step, Int32(c), place)
@@ -553,24 +528,21 @@ class DecodeKernel:
         place: Place,
     ):
         """The same where a factor is not all of a scale, or a code may be NaN."""
-        cfg = self.config
         rW = cute.make_rmem_tensor((WORDS, SLOTS), Uint32)
         for c in cutlass.range(CHUNKS, unroll=1):
             for s in cutlass.range_constexpr(SLOTS):
-                words = []
-                for i in cutlass.range_constexpr(2 // cfg.codes_per_byte):
-                    vector, word = (Int32(s), c) if cfg.is_fp4 else (c // 2 * SLOTS + s, c % 2 * 2)
-                    words.append(sCodes[self.ring_offset(slot, vector, place) + word + i])
+                first_word = self.ring_offset(slot, c // 2 * SLOTS + s, place) + c % 2 * 2
+                words = (sCodes[first_word], sCodes[first_word + 1])
                 code = self.scale_code(rScales[s], c // 2, place)
-                factor, rest = self.factor(code), self.rest(code)
-                patterns = self.patterns(tuple(words))
+                factor = e8m0_pattern_factor(code, E4M3_EXPONENT)
+                rest = e8m0_rest(code, E4M3_EXPONENT)
+                patterns = both_patterns(words)
                 for i in cutlass.range_constexpr(WORDS):
                     rW[i, s] = multiply_bf16x2(patterns[i], factor)
-                if const_expr(not cfg.is_fp4):
-                    for i in cutlass.range_constexpr(2):
-                        first, second = with_e4m3_nans(words[i], rW[2 * i, s], rW[2 * i + 1, s])
-                        rW[2 * i, s] = first
-                        rW[2 * i + 1, s] = second
+                for i in cutlass.range_constexpr(2):
+                    first, second = with_e4m3_nans(words[i], rW[2 * i, s], rW[2 * i + 1, s])
+                    rW[2 * i, s] = first
+                    rW[2 * i + 1, s] = second
                 for i in cutlass.range_constexpr(WORDS):
                     rW[i, s] = saturate_bf16x2(multiply_bf16x2(rW[i, s], rest))
             self.multiply_chunk(tCrC, rW, sX, step, c, place)
@@ -605,71 +577,34 @@ class DecodeKernel:
 
     def chunk_vec(self, chunk: Int32, quad_lane: Int32) -> Int32:
         """Vector of x, within a step, that a lane's chunk of codes meets."""
-        if self.config.is_fp4:
-            return quad_lane * CHUNKS + chunk
         return quad_lane * 2 + (chunk // 2 * (STEP_VECS // 2) + chunk % 2)
 
-    def chunk_words(self, rCodes: cute.Tensor, chunk: int) -> tuple[Uint32, ...]:
+    def chunk_words(self, rCodes: cute.Tensor, chunk: int) -> tuple[Uint32, Uint32]:
         """The 8 codes of a slot's chunk."""
-        if self.config.is_fp4:
-            return (rCodes[chunk, 0],)
         first = chunk % 2 * 2
         return rCodes[first, chunk // 2], rCodes[first + 1, chunk // 2]
 
-    def patterns(self, words: tuple[Uint32, ...]) -> tuple[Uint32, ...]:
-        """4 pairs, the first two for one product, the last two for the next."""
-        if self.config.is_fp4:
-            return e2m1_patterns(words[0])
-        return (*e4m3_patterns(words[0]), *e4m3_patterns(words[1]))
-
-    @property
-    def pattern_exponent(self) -> int:
-        """Patterns of codes are the codes times two to the minus this."""
-        return E2M1_EXPONENT if self.config.is_fp4 else E4M3_EXPONENT
-
-    def scale_column(self, half, place: Place) -> Int32:
-        """Which of a slot's 4 scales belongs to the first (0) or last (1) two chunks."""
-        if not self.config.is_mx:
-            return place.quad_lane % 2 * 2 + half
-        if self.config.is_fp4:
-            return place.quad_lane
-        return place.quad_lane // 2 + 2 * half
-
     def scale_code(self, word: Uint32, half, place: Place) -> Uint32:
-        """A scale of a slot's word of 4."""
-        return word >> (self.scale_column(half, place) * 8).to(Uint32) & Uint32(0xFF)
+        """Of a slot's word of 4 scales, the one of the first (0) or last (1) two chunks."""
+        column = place.quad_lane // 2 + 2 * half
+        return word >> (column * 8).to(Uint32) & Uint32(0xFF)
 
     def factors(self, word: Uint32, place: Place) -> tuple[Uint32, Uint32]:
         """What makes a slot's patterns weights, for the first and for the last two chunks."""
-        if self.config.is_mx:
-            first, second = (self.factor(self.scale_code(word, half, place)) for half in range(2))
-            return first, second
-        values = e4m3_pair_to_bf16x2(word, self.scale_column(0, place).to(Uint32))
-        first, second = (multiply_bf16x2(value, Uint32(TWO_TO_118)) for value in values)
+        first, second = (
+            e8m0_pattern_factor(self.scale_code(word, half, place), E4M3_EXPONENT)
+            for half in range(2)
+        )
         return first, second
-
-    def factor(self, code: Uint32) -> Uint32:
-        """The same of one scale."""
-        if self.config.is_mx:
-            return e8m0_pattern_factor(code, self.pattern_exponent)
-        return multiply_bf16x2(e4m3_pair_to_bf16x2(code, Uint32(0))[0], Uint32(TWO_TO_118))
-
-    def rest(self, code: Uint32) -> Uint32:
-        """What a factor leaves of its scale."""
-        return e8m0_rest(code, self.pattern_exponent) if self.config.is_mx else e4m3_rest(code)
 
     def is_special(self, rCodes: cute.Tensor, rScales: cute.Tensor) -> Boolean:
         """True where a factor is not all of a scale, or a code may be NaN."""
-        carry = Uint32((self.pattern_exponent + 1) * 0x01010101)
+        carry = Uint32((E4M3_EXPONENT + 1) * 0x01010101)
         found = Uint32(0)
         for s in range(SLOTS):
-            if self.config.is_mx:
-                found |= ((rScales[s] & Uint32(0x7F7F7F7F)) + carry) & rScales[s]
-            else:
-                found |= e4m3_nan_bits(rScales[s])
-        if not self.config.is_fp4:
-            for i in range(cute.size(rCodes)):
-                found |= e4m3_nan_bits(rCodes[i])
+            found |= ((rScales[s] & Uint32(0x7F7F7F7F)) + carry) & rScales[s]
+        for i in range(cute.size(rCodes)):
+            found |= e4m3_nan_bits(rCodes[i])
         return found & Uint32(EVERY_SIGN) != 0
 
     # Sums.
@@ -703,9 +638,6 @@ class DecodeKernel:
         token_vecs = cfg.groups * GROUP_ROWS // STORE
         tokens = cutlass.min(m - place.first_token, cfg.tokens)
         first = place.rank * cfg.threads + place.tidx
-        alpha = operands.alpha
-        if const_expr(not cfg.is_mx):
-            alpha = alpha * Float32(PATTERN_SCALE)
         for i in cutlass.range(first, tokens * token_vecs, cfg.splits * cfg.threads, unroll=1):
             token, vec = i // token_vecs, i % token_vecs
             group, row = vec // (GROUP_ROWS // STORE), vec % (GROUP_ROWS // STORE) * STORE
@@ -729,10 +661,15 @@ class DecodeKernel:
             y_row = place.first_token + token
             if column < n:
                 rY = cute.make_rmem_tensor(STORE, BFloat16)
-                rY.store((rSum.load() * alpha).to(BFloat16))
+                rY.store((rSum.load() * operands.alpha).to(BFloat16))
                 offset = Int64(y_row) * operands.mY.stride[0] + column
                 y_ptr = operands.mY.iterator + cute.assume(offset, divby=STORE)
                 cute.autovec_copy(rY, cute.make_tensor(y_ptr, cute.make_layout(STORE)))
+
+
+def both_patterns(words: tuple[Uint32, Uint32]) -> tuple[Uint32, ...]:
+    """4 pairs of 8 codes, the first two for one product, the last two for the next."""
+    return (*e4m3_patterns(words[0]), *e4m3_patterns(words[1]))
 
 
 @cute.jit
@@ -745,27 +682,3 @@ def weight_fragments(rW: cute.Tensor) -> cute.Tensor:
                 rA[(s % 2, pair), s // 2, half] = rW[2 * half + pair, s]
     values = cute.recast_ptr(rA.iterator, dtype=BFloat16)
     return cute.make_tensor(values, cute.make_layout(((2, 2, 2), SLOTS // 2, 2)))
-
-
-def words_view(sX: cute.Tensor, offset) -> cute.Tensor:
-    """A vector of 4 words from an offset on."""
-    iterator = sX.iterator + cute.assume(offset, divby=WORDS)
-    return cute.make_tensor(iterator, cute.make_layout(WORDS))
-
-
-def fake_operands(config: DecodeKernelConfig) -> tuple:
-    """Fake tensors in ``__call__`` order, without the stream; every extent is dynamic."""
-    b, s, n = cute.sym_int(), cute.sym_int(), cute.sym_int(divisibility=VEC)
-    k = cute.sym_int(divisibility=32)
-
-    def fake(dtype, *shape, multiple=VEC):
-        stride = (*(cute.sym_int64(divisibility=multiple) for _ in shape[1:]), 1)
-        return make_fake_tensor(dtype, shape, stride, assumed_align=16)
-
-    return (
-        fake(BFloat16, b, s, k),
-        fake(Uint8, n, cute.sym_int(divisibility=16), multiple=16),
-        fake(Uint8, cute.sym_int(divisibility=16)),
-        fake(BFloat16, b, s, n),
-        Float32(1.0),
-    )

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the small-M product with coded weights divides its work."""
+"""How the product of few rows with e4m3 weights divides its work."""
 
 from __future__ import annotations
 
 import pytest
 
-from cudnn_blocks.quant_spec import BLOCK_FORMATS
-from cudnn_blocks.stages.dequant_gemm.portable_config import (
+from cudnn_blocks.stages.dequant_gemm.portable_e4m3_config import (
     GROUP_ROWS,
     STEP,
-    DecodeKernelConfig,
+    E4m3DecodeConfig,
     smem_bytes,
 )
 from cudnn_blocks.target import GPU_TARGET_NAMES, Target
@@ -18,11 +17,9 @@ SIZES = ((8, 32), (136, 416), (2048, 4096), (9216, 2048), (17408, 4096), (3072, 
 
 
 def configs(target):
-    for fmt in BLOCK_FORMATS.values():
-        for n, k in SIZES:
-            for m in (1, 9, 32, 64, 128):
-                shape = {"codes_per_byte": fmt.codes_per_byte, "block_size": fmt.block_size}
-                yield m, n, k, DecodeKernelConfig.from_geometry(m, n, k, target, **shape)
+    for n, k in SIZES:
+        for m in (1, 9, 32, 64, 128):
+            yield m, n, k, E4m3DecodeConfig.from_geometry(m, n, k, target)
 
 
 @pytest.mark.parametrize("name", GPU_TARGET_NAMES)
@@ -56,9 +53,7 @@ def test_pieces_are_the_most_warps_of_a_group(name):
 
 
 def test_work_is_even_where_rows_alone_are_not():
-    config = DecodeKernelConfig.from_geometry(
-        1, 9216, 2048, Target.parse("sm_90a"), codes_per_byte=2, block_size=32
-    )
+    config = E4m3DecodeConfig.from_geometry(1, 9216, 2048, Target.parse("sm_90a"))
     # 288 groups of 16 steps on 132 SMs: 34.9 each, at best.
     assert config.splits * config.clusters(9216) <= 132
     assert config.units <= 40
