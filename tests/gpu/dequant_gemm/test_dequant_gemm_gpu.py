@@ -23,6 +23,7 @@ SHAPES = [
     (3, 111, 1288, 1024),
     (1, 64, 264, 4128),  # x does not fit shared memory at once
 ]
+SPARSE_SHAPES = [(1, 7, 520, 416), (1, 16, 264, 4128), (1, 30, 1288, 2048), (1, 40, 2048, 4096)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -84,19 +85,13 @@ def test_nan_codes_of_scales_stay_in_their_columns(fmt, rows):
 
 
 @pytest.mark.parametrize(("fmt", "share"), [("mxfp4", 0.004), ("nvfp4", 0.05), ("mxfp8", 0.004)])
-@pytest.mark.parametrize(
-    "shape",
-    [(1, 7, 520, 416), (1, 16, 264, 4128), (1, 30, 1288, 2048), (1, 40, 2048, 4096)],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", SPARSE_SHAPES, ids=str)
 def test_special_scales_among_others(fmt, share, shape):
     # NaN, or a negative scale: in a few blocks, everywhere.
     problem = make_dequant_gemm(fmt, shape, device=CUDA)
     w_sf = problem.operands["w_sf"]
-    is_special = torch.rand(w_sf.shape, device=CUDA) < share
-    w_sf[is_special] = (
-        w_sf[is_special] ^ 0x80 if fmt == "nvfp4" else torch.full_like(w_sf, 0xFF)[is_special]
-    )
+    special = w_sf ^ 0x80 if fmt == "nvfp4" else torch.full_like(w_sf, 0xFF)
+    w_sf.copy_(torch.where(torch.rand(w_sf.shape, device=CUDA) < share, special, w_sf))
     y, expected = problem.run(), problem.expected()
     assert torch.equal(y.isnan(), expected.isnan())
     assert not y.isnan().all()
