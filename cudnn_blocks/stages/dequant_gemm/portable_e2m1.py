@@ -15,7 +15,7 @@ Grid:          (clusters along N x CTAs of a cluster, tiles of tokens). Clusters
                many bytes of x that reading them takes the time, two CTAs of a cluster (sm_90 and
                newer) share K.
 Warps:         a slice of K each, every eighth step of 128 elements, for all tiles of the cluster;
-               of a cluster of two, for every other tile. A pass has two steps of K.
+               of a cluster of two, for every other tile. A pass has one or two steps of K.
 Registers:     x of a pass. A lane's 16-byte load of x is A of two products: for up to 8 tokens it
                is A as it is, words 0 and 2 with rows of the first half, 1 and 3 with those of the
                second, and one half of either product is thrown away.
@@ -27,12 +27,14 @@ Shared memory: the table, whose entries end in holes of 128 bytes; codes in the 
                the row, so that a word of each lane meets 32 banks.
 Sums:          a warp stores its sums of a tile, and adds to them in later passes. At the end they
                are added in the order of slices: the bits are the same in every run.
-Hot lines:     all SMs read the same x. From 16 tokens on they begin at 8 or 16 different places.
+Hot lines:     all SMs read the same x, and lines that all ask for at once are slow. From 16 tokens
+               on CTAs begin at 8 or 16 different places.
 Edges:         rows past N, K past its end and padding of the blob are not used.
 Special:       where a scale may be NaN, is negative or too large for a single factor, the warp
                takes another path for the tile.
-Overlap:       with PDL and up to 16 tokens an SM has room for a CTA of the next grid, which fills
-               its table and asks weights and x into L2, where they are coherent, before the wait.
+Overlap:       with PDL and up to 8 tokens an SM has room for a CTA of the next grid. Before the
+               wait a CTA fills its table and asks for x, and for weights where they are not too
+               many; into L2, where they are coherent. All else of memory is touched after it.
 Requires:      K a multiple of 32, N of 8; 16-byte aligned rows of x, codes and y; B * S up to
                2**31 - 2**16 rows.
 Source:        written for this project; scale blobs after the F8_128x4 layout of cudnn-frontend. No
@@ -244,7 +246,7 @@ class E2m1DecodeKernel:
         place = Place(cfg, tidx, bidx // cfg.splits, bidx % cfg.splits, token_tile * cfg.tokens)
         shared = self.allocate()
         all_tiles = ((operands.mW.shape[0] - 1) // BLOB_TILE + 1) * BLOB_TILES
-        first, end = (cfg.first_tile(place.cluster + i, all_tiles) for i in range(2))
+        first, end = (cfg.first_tile(place.cluster + i, all_tiles, cutlass.min) for i in range(2))
         tiles = Tiles(first, end - first)
         if const_expr(cfg.use_pdl):
             cute.arch.griddepcontrol_launch_dependents()

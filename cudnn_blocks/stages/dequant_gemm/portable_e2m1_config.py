@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile-time facts of one specialisation of the product of few rows with e2m1 weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +91,11 @@ class E2m1DecodeConfig:
         is_whole = n % BLOB_TILE == 0 and k % (STEP * SLICES * pass_steps) == 0
         places = max(target.num_sms // splits // token_tiles, 1)
 
+        tile_bytes = SLICES // splits * tokens * TILE_ROWS * FLOAT_BYTES
+        most_tiles = (target.smem_per_cta_bytes - TABLE_BYTES) // tile_bytes
+
         def choices() -> Iterator[E2m1DecodeConfig]:
-            for waves in range(1, all_tiles + 1):
+            for waves in range(_ceil_div(all_tiles, places * most_tiles), all_tiles + 1):
                 clusters = min(all_tiles, places * waves)
                 tiles = _ceil_div(all_tiles, clusters)
                 wanted = min(_ceil_div(tiles, splits) * passes, MAX_DEPTH)
@@ -184,9 +187,10 @@ class E2m1DecodeConfig:
         """Floats from token to token of a warp's sums: an odd number of tiles has no conflicts."""
         return (self.tiles + (self.tiles + 1) % 2) * TILE_ROWS
 
-    def first_tile(self, cluster: Any, all_tiles: Any) -> Any:
-        """Of a cluster; the next one's is the one past its last."""
-        return cluster * all_tiles // self.clusters
+    def first_tile(self, cluster: Any, all_tiles: Any, minimum: Callable[..., Any] = min) -> Any:
+        """Of a cluster; the next one's is the one past its last. The first ones have one more."""
+        rest = all_tiles % self.clusters
+        return cluster * (all_tiles // self.clusters) + minimum(cluster, rest)
 
     def __str__(self) -> str:
         rows = f"{self.tiles * TILE_ROWS} rows x {self.tokens} tokens"
