@@ -95,7 +95,7 @@ def test_few_rows_take_the_kernel_of_codes():
         plan.check_support()
     few, most, many = (plan.describe() for plan in plans)
     assert "8 tokens" in few
-    assert "64 tokens" in most
+    assert "32 tokens" in most
     assert "in scratch" in many
 
 
