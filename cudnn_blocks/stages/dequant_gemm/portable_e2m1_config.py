@@ -35,11 +35,11 @@ HOLE_SLOTS = TABLE_BYTES // 2 // (THREADS * VECTOR_BYTES)
 """Units of all warps that the holes of the table have room for."""
 MIN_DEPTH, MAX_DEPTH = 4, 16
 PAIRED_TOKENS = 8
-"""Tokens up to which registers leave room for a CTA of the next grid on the same SM."""
+"""Tokens up to which room on the SM for a CTA of the next grid is worth its registers."""
 RESERVED_BYTES = 1024
 """Shared memory of every CTA that is not its own."""
 SPLIT_RATIO = 6
-"""Bytes of x and of codes that an SM reads, from which on it is worth sharing x in pairs of SMs."""
+"""Of bytes of x to bytes of codes that an SM reads: beyond it, x is shared in pairs of SMs."""
 PREFETCH_BYTES = 96 << 10
 """Codes of a CTA up to which they are all asked into L2 ahead; more were slower."""
 
@@ -167,7 +167,7 @@ class E2m1DecodeConfig:
 
     @property
     def unrolled_passes(self) -> int:
-        """Passes whose code is written out: the second one's x is then on its way in time."""
+        """Passes whose code is written out one after the other; a loop where there are many."""
         return self.passes if self.passes <= MAX_UNROLLED else 1
 
     @property
