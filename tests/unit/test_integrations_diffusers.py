@@ -72,7 +72,7 @@ def check_against(vae, ours, run, x, **tolerance):
     eager, exact = run(vae, x), run(copy.deepcopy(vae).float(), x.float())
     assert ours.shape == eager.shape
     assert ours.dtype == eager.dtype
-    assert ours.is_contiguous() == eager.is_contiguous()
+    assert ours.is_contiguous() or not eager.is_contiguous()  # the CPU's libraries choose eager's
     torch.testing.assert_close(ours, eager, **tolerance)
     error, eager_error = ((x - exact).square().mean().sqrt() for x in (ours, eager))
     assert error <= NO_WORSE * eager_error

@@ -91,4 +91,6 @@ class Leave:
     def __call__(self, flow: Flow) -> None:
         """Takes ``padded``; leaves ``x`` ``[N, C, T, H, W]``."""
         flow.skip = None
-        flow.x = ncthw(self.conv.raw(flow).add_(self.conv.bias)).contiguous()
+        # Not contiguous(): of one site it keeps strides by which the model's cat chooses its order.
+        x = ncthw(self.conv.raw(flow).add_(self.conv.bias))
+        flow.x = x.clone(memory_format=torch.contiguous_format)
