@@ -8,14 +8,13 @@ import itertools
 import pytest
 
 from cudnn_blocks.stages.dequant_gemm.portable_e2m1_config import (
-    BLOB_TILE,
     HOLE_SLOTS,
     SLICES,
-    STEP,
     TILE_ROWS,
     E2m1DecodeConfig,
     smem_bytes,
 )
+from cudnn_blocks.stages.dequant_gemm.portable_layout import BLOB_TILE, STEP
 from cudnn_blocks.target import GPU_TARGET_NAMES, Target
 
 SIZES = (

@@ -7,10 +7,10 @@ import pytest
 
 from cudnn_blocks.stages.dequant_gemm.portable_e4m3_config import (
     GROUP_ROWS,
-    STEP,
     E4m3DecodeConfig,
     smem_bytes,
 )
+from cudnn_blocks.stages.dequant_gemm.portable_layout import STEP
 from cudnn_blocks.target import GPU_TARGET_NAMES, Target
 
 SIZES = ((8, 32), (136, 416), (2048, 4096), (9216, 2048), (17408, 4096), (3072, 65536))

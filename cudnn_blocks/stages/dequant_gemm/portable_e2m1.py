@@ -50,17 +50,13 @@ from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 
 from cudnn_blocks.stages.dequant_gemm.portable_e2m1_config import (
-    BLOB_TILE,
     ENTRY_BYTES,
     HOLE_SLOTS,
     SLICES,
-    STEP,
     STEP_BYTES,
     TABLE_BYTES,
     THREADS,
     TILE_ROWS,
-    VECTOR_BYTES,
-    WARP_THREADS,
     WORD_BYTES,
     E2m1DecodeConfig,
     beyond_bytes,
@@ -68,11 +64,24 @@ from cudnn_blocks.stages.dequant_gemm.portable_e2m1_config import (
     smem_bytes,
     sums_bytes,
 )
+from cudnn_blocks.stages.dequant_gemm.portable_layout import (
+    BLOB_COLUMNS,
+    BLOB_ROWS,
+    BLOB_TILE,
+    COLUMN_BYTES,
+    STEP,
+    STORE,
+    VECTOR_BYTES,
+    WARP_THREADS,
+)
 from cudnn_blocks.stages.dequant_gemm.portable_operands import (
     VEC,
     WORDS,
     Operands,
+    blob_columns,
     fake_operands,
+    load_sums,
+    store_outputs,
     words_view,
 )
 from cudnn_blocks.stages.device.cp_async import (
@@ -82,8 +91,9 @@ from cudnn_blocks.stages.device.cp_async import (
     cp_async_16_or_zero,
 )
 from cudnn_blocks.stages.device.packed_codes import (
+    EVERY_SIGN,
     TWO_TO_120,
-    e2m1_patterns,
+    e2m1_pattern,
     e4m3_nan_bits,
     e4m3_pattern,
     e8m0_pattern_factor,
@@ -101,13 +111,10 @@ CHUNKS = 4
 """16-byte pieces of a row's step, and words of each that a lane has: one of every piece."""
 CHUNK = STEP // CHUNKS
 BYTES = 4  # of a word
-BLOB_ROWS, BLOB_COLUMNS = 32, 4
-COLUMN_BYTES = BLOB_TILE * BLOB_COLUMNS
 ROW_BYTES = COLUMN_BYTES // BLOB_ROWS
 BLOB_TILES = BLOB_TILE // TILE_ROWS
 LINE = 64  # elements of x in a line of the L2
 MMA_M, MMA_N, MMA_K = 16, 8, 16
-STORE = 4  # neighbouring outputs of a thread
 
 MX_EXPONENT = 8
 """The table has codes times two to the minus this, so that a single factor does for scale 2**-127.
@@ -115,8 +122,6 @@ MX_EXPONENT = 8
 With e4m3 scales it has codes times 2**120: factors are patterns of scales, times 2**-120.
 """
 TWO_TO_118, TWO_TO_126 = 0x7A807A80, 0x7E807E80
-EVERY_SIGN = 0x80808080
-"""The highest bit of every byte."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +307,7 @@ class E2m1DecodeKernel:
         tile = tiles.first // BLOB_TILES + own
         last_tile = (tiles.first + (tiles.count - 1)) // BLOB_TILES
         if (tile <= last_tile) & (tile * BLOB_TILE < n):
-            num_bytes = self.blob_columns(operands) * COLUMN_BYTES
+            num_bytes = blob_columns(operands, self.config.block_size) * COLUMN_BYTES
             prefetch_l2(operands.mSF.iterator + Int64(tile) * num_bytes, num_bytes)
 
     @cute.jit
@@ -322,9 +327,8 @@ class E2m1DecodeKernel:
     @cute.jit
     def fill_table(self, shared: Shared, place: Place):
         """An entry by each thread: 32 copies of the pair of its number."""
-        code = place.tidx.to(Uint32)
-        patterns = e2m1_patterns(code & Uint32(0xF) | (code & Uint32(0xF0)) << 12)
-        pair = multiply_bf16x2(patterns[0], Uint32(TWO_TO_118 if self.config.is_mx else TWO_TO_126))
+        pattern = e2m1_pattern(place.tidx.to(Uint32))
+        pair = multiply_bf16x2(pattern, Uint32(TWO_TO_118 if self.config.is_mx else TWO_TO_126))
         if const_expr(not self.config.is_mx):
             pair = multiply_bf16x2(pair, Uint32(TWO_TO_120))
         rEntry = cute.make_rmem_tensor(WORDS, Uint32)
@@ -390,11 +394,6 @@ class E2m1DecodeKernel:
 
     # Weights on their way.
 
-    def blob_columns(self, operands: Operands) -> Int32:
-        """Of 4 scales, in a row of the blob."""
-        blocks = operands.mX.shape[1] // self.config.block_size
-        return (blocks - 1) // BLOB_COLUMNS + 1
-
     def source(self, operands: Operands, place: Place) -> Source:
         """Of the first tile's row in the blob and of pass 0."""
         step = self.step(Int32(0), 0, place)
@@ -405,7 +404,7 @@ class E2m1DecodeKernel:
         column = step * words + place.quad_lane // 2 * (words - 1)
         scales = operands.mSF.iterator + Int64(column * COLUMN_BYTES + place.quad * ROW_BYTES)
         bytes_left = operands.mW.shape[1] - byte
-        return Source(codes, scales, bytes_left, self.blob_columns(operands))
+        return Source(codes, scales, bytes_left, blob_columns(operands, self.config.block_size))
 
     @cute.jit
     def fetch(
@@ -721,7 +720,7 @@ class E2m1DecodeKernel:
     def finish(self, operands: Operands, shared: Shared, tiles: Tiles, place: Place):
         """Adds the sums of all slices, in order, and stores this CTA's part."""
         cfg = self.config
-        m, n = operands.mY.shape
+        m = operands.mY.shape[0]
         token_vecs = tiles.count * (TILE_ROWS // STORE)
         tokens = cutlass.min(m - place.first_token, cfg.tokens)
         first = place.rank * THREADS + place.tidx
@@ -731,21 +730,12 @@ class E2m1DecodeKernel:
             rSum.fill(0.0)
             for slice_ in cutlass.range_constexpr(SLICES):
                 part = self.part_offset(slice_ % cfg.slices, token, vec * STORE)
-                ptr = shared.sPart.iterator + cute.assume(part, divby=STORE)
-                if const_expr(cfg.splits > 1):
-                    ptr = cute.arch.map_dsmem_ptr(ptr, Int32(slice_ // cfg.slices))
-                rPart = cute.make_rmem_tensor(STORE, Float32)
-                cute.autovec_copy(cute.make_tensor(ptr, cute.make_layout(STORE)), rPart)
+                rPart = load_sums(shared.sPart, part, slice_ // cfg.slices, cfg.splits)
                 for e in cutlass.range_constexpr(STORE):
                     rSum[e] += rPart[e]
             row = vec * STORE
             column = first_row(tiles.first + row // TILE_ROWS) + row % TILE_ROWS
-            if column < n:
-                rY = cute.make_rmem_tensor(STORE, BFloat16)
-                rY.store((rSum.load() * operands.alpha).to(BFloat16))
-                offset = Int64(place.first_token + token) * operands.mY.stride[0] + column
-                y_ptr = operands.mY.iterator + cute.assume(offset, divby=STORE)
-                cute.autovec_copy(rY, cute.make_tensor(y_ptr, cute.make_layout(STORE)))
+            store_outputs(operands, rSum, place.first_token + token, column)
 
 
 def first_row(tile: Int32) -> Int32:

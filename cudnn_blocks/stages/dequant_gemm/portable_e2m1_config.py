@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cudnn_blocks.stages.dequant_gemm.portable_e4m3_config import (
+from cudnn_blocks.stages.dequant_gemm.portable_layout import (
     ACTIVATION_BYTES,
     BLOB_TILE,
     FLOAT_BYTES,
+    PREFETCH_BYTES,
     STEP,
     VECTOR_BYTES,
     WARP_THREADS,
+    ceil_div,
 )
 
 if TYPE_CHECKING:
@@ -40,8 +42,6 @@ RESERVED_BYTES = 1024
 """Shared memory of every CTA that is not its own."""
 SPLIT_RATIO = 6
 """Of bytes of x to bytes of codes that an SM reads: beyond it, x is shared in pairs of SMs."""
-PREFETCH_BYTES = 96 << 10
-"""Codes of a CTA up to which they are all asked into L2 ahead; more were slower."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,16 @@ class E2m1DecodeConfig:
     ) -> "E2m1DecodeConfig":
         """Chooses for the largest ``M``; N and K are those of every call."""
         tokens = next((size for size in TOKENS if m <= size), TOKENS[-1])
-        token_tiles = _ceil_div(max(m, 1), tokens)
-        all_tiles = _ceil_div(n, BLOB_TILE) * (BLOB_TILE // TILE_ROWS)
-        steps = _ceil_div(k, STEP)
+        token_tiles = ceil_div(max(m, 1), tokens)
+        all_tiles = ceil_div(n, BLOB_TILE) * (BLOB_TILE // TILE_ROWS)
+        steps = ceil_div(k, STEP)
         x_to_codes = tokens * ACTIVATION_BYTES * target.num_sms / (n / 2)
         is_shared = target.sm >= 90 and steps >= 2 * SLICES and x_to_codes > SPLIT_RATIO
         splits = 2 if is_shared else 1
         # Registers have room for one step's x of 32 tokens beside addresses in two CTAs.
         most = MAX_PASS_STEPS if tokens * splits <= TOKENS[-1] else 1
-        pass_steps = min(_ceil_div(steps, SLICES), most)
-        passes = _ceil_div(steps, SLICES * pass_steps)
+        pass_steps = min(ceil_div(steps, SLICES), most)
+        passes = ceil_div(steps, SLICES * pass_steps)
         is_whole = n % BLOB_TILE == 0 and k % (STEP * SLICES * pass_steps) == 0
         places = max(target.num_sms // splits // token_tiles, 1)
 
@@ -95,10 +95,10 @@ class E2m1DecodeConfig:
         most_tiles = (target.smem_per_cta_bytes - TABLE_BYTES) // tile_bytes
 
         def choices() -> Iterator[E2m1DecodeConfig]:
-            for waves in range(_ceil_div(all_tiles, places * most_tiles), all_tiles + 1):
+            for waves in range(ceil_div(all_tiles, places * most_tiles), all_tiles + 1):
                 clusters = min(all_tiles, places * waves)
-                tiles = _ceil_div(all_tiles, clusters)
-                wanted = min(_ceil_div(tiles, splits) * passes, MAX_DEPTH)
+                tiles = ceil_div(all_tiles, clusters)
+                wanted = min(ceil_div(tiles, splits) * passes, MAX_DEPTH)
                 for ctas_per_sm in (2, 1) if tokens <= PAIRED_TOKENS else (1,):
                     for depth in range(wanted, min(wanted, MIN_DEPTH) - 1, -1):
                         yield cls(
@@ -143,7 +143,7 @@ class E2m1DecodeConfig:
     @property
     def m_tiles(self) -> int:
         """Matrix instructions along the tokens."""
-        return _ceil_div(self.tokens, 16)
+        return ceil_div(self.tokens, 16)
 
     @property
     def halves(self) -> int:
@@ -180,7 +180,7 @@ class E2m1DecodeConfig:
     @property
     def refetches(self) -> bool:
         """A warp has more tiles than places for them."""
-        return _ceil_div(self.tiles, self.row_groups) * self.passes > self.depth
+        return ceil_div(self.tiles, self.row_groups) * self.passes > self.depth
 
     @property
     def part_pitch(self) -> int:
@@ -216,7 +216,3 @@ def sums_bytes(config: E2m1DecodeConfig) -> int:
 def smem_bytes(config: E2m1DecodeConfig) -> int:
     """Shared memory of one CTA: the table with its holes, other units, scales and sums."""
     return TABLE_BYTES + beyond_bytes(config) + scale_bytes(config) + sums_bytes(config)
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)

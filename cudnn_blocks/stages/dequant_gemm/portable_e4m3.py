@@ -48,31 +48,41 @@ from cutlass.cute.nvgpu import warp
 from cutlass.memory import SmemAllocator
 
 from cudnn_blocks.stages.dequant_gemm.portable_e4m3_config import (
-    BLOB_TILE,
     GROUP_ROWS,
     LOADS,
     MMA_N,
     SLOTS,
-    STEP,
-    VECTOR_BYTES,
     VECTORS,
-    WARP_THREADS,
     E4m3DecodeConfig,
     smem_bytes,
     sums_bytes,
     x_bytes,
 )
+from cudnn_blocks.stages.dequant_gemm.portable_layout import (
+    BLOB_COLUMNS,
+    BLOB_ROWS,
+    BLOB_TILE,
+    COLUMN_BYTES,
+    STEP,
+    STORE,
+    VECTOR_BYTES,
+    WARP_THREADS,
+)
 from cudnn_blocks.stages.dequant_gemm.portable_operands import (
     VEC,
     WORDS,
     Operands,
+    blob_columns,
     fake_operands,
+    load_sums,
+    store_outputs,
     words_view,
 )
 from cudnn_blocks.stages.device.cp_async import cp_async_16_or_zero
 from cudnn_blocks.stages.device.packed_codes import (
     E4M3_EXPONENT,
     E4M3_ORDER,
+    EVERY_SIGN,
     e4m3_nan_bits,
     e4m3_patterns,
     e8m0_pattern_factor,
@@ -90,15 +100,9 @@ CHUNKS = 4  # vectors of x, of 8 elements each, that a lane's codes of a row and
 STEP_VECS = STEP // VEC
 QUAD_BYTES = 64  # of a load by the 4 lanes of a row
 BLOCK = 32  # elements under a scale
-BLOB_ROWS, BLOB_COLUMNS = 32, 4
-COLUMN_BYTES = BLOB_ROWS * SLOTS * BLOB_COLUMNS
 NEIGHBOURS = 8  # weight rows
 MMA_M, MMA_K = 16, 16
-STORE = 4  # neighbouring outputs of a thread
 X_BATCH = 4  # vectors of x that a thread has on their way at once
-
-EVERY_SIGN = 0x80808080
-"""The highest bit of every byte."""
 
 
 @dataclass(frozen=True)
@@ -318,15 +322,14 @@ class E4m3DecodeKernel:
                 offset = Int64(row) * operands.mW.stride[0] + first_byte
                 prefetch_l2(operands.mW.iterator + offset, num_bytes)
         # A tile of the blob has the scales of 4 groups, column after column.
-        blocks = operands.mX.shape[1] // BLOCK
-        blob_columns = (blocks - 1) // BLOB_COLUMNS + 1
+        row_columns = blob_columns(operands, BLOCK)
         columns = self.share(operands) * (STEP // (BLOB_COLUMNS * BLOCK))
         first_column = place.rank * columns
-        num_columns = cutlass.min(columns, blob_columns - first_column)
+        num_columns = cutlass.min(columns, row_columns - first_column)
         tile = place.cluster * cfg.groups // SLOTS + place.tidx
         last_tile = (place.cluster * cfg.groups + (cfg.groups - 1)) // SLOTS
         if (num_columns > 0) & (tile <= last_tile) & (tile * BLOB_TILE < n):
-            offset = (Int64(tile) * blob_columns + first_column) * COLUMN_BYTES
+            offset = (Int64(tile) * row_columns + first_column) * COLUMN_BYTES
             prefetch_l2(operands.mSF.iterator + offset, num_columns * COLUMN_BYTES)
 
     @cute.jit
@@ -400,9 +403,7 @@ class E4m3DecodeKernel:
 
     def scale_offset(self, operands: Operands, unit: Unit) -> Int64:
         """Place in the blob of 4 scales for each of this thread's rows."""
-        blocks = operands.mX.shape[1] // BLOCK
-        blob_columns = (blocks - 1) // BLOB_COLUMNS + 1
-        tile = Int64(unit.rows.blob_tile) * blob_columns + unit.step
+        tile = Int64(unit.rows.blob_tile) * blob_columns(operands, BLOCK) + unit.step
         offset = (tile * BLOB_ROWS + unit.rows.blob_row) * (SLOTS * BLOB_COLUMNS)
         return cute.assume(offset, divby=VECTOR_BYTES)
 
@@ -634,7 +635,7 @@ class E4m3DecodeKernel:
     def finish(self, operands: Operands, sPart: cute.Tensor, place: Place):
         """Adds the sums of all CTAs and warps, in order, and stores this CTA's part."""
         cfg = self.config
-        m, n = operands.mY.shape
+        m = operands.mY.shape[0]
         token_vecs = cfg.groups * GROUP_ROWS // STORE
         tokens = cutlass.min(m - place.first_token, cfg.tokens)
         first = place.rank * cfg.threads + place.tidx
@@ -649,22 +650,12 @@ class E4m3DecodeKernel:
                 for w in cutlass.range_constexpr(cfg.pieces):
                     warp_k = cutlass.min(first_warp + w, last_warp)
                     place_of_sum = self.part_offset(group, warp_k, token, row)
-                    ptr = sPart.iterator + cute.assume(place_of_sum, divby=STORE)
-                    if const_expr(cfg.splits > 1):
-                        ptr = cute.arch.map_dsmem_ptr(ptr, Int32(r))
-                    rPart = cute.make_rmem_tensor(STORE, Float32)
-                    cute.autovec_copy(cute.make_tensor(ptr, cute.make_layout(STORE)), rPart)
+                    rPart = load_sums(sPart, place_of_sum, r, cfg.splits)
                     for e in cutlass.range_constexpr(STORE):
                         rSum[e] += rPart[e] if first_warp + w <= last_warp else Float32(0.0)
             rows = Rows(place.cluster * cfg.groups + group, Int32(0))
             column = rows.row(row // NEIGHBOURS) + row % NEIGHBOURS
-            y_row = place.first_token + token
-            if column < n:
-                rY = cute.make_rmem_tensor(STORE, BFloat16)
-                rY.store((rSum.load() * operands.alpha).to(BFloat16))
-                offset = Int64(y_row) * operands.mY.stride[0] + column
-                y_ptr = operands.mY.iterator + cute.assume(offset, divby=STORE)
-                cute.autovec_copy(rY, cute.make_tensor(y_ptr, cute.make_layout(STORE)))
+            store_outputs(operands, rSum, place.first_token + token, column)
 
 
 def both_patterns(words: tuple[Uint32, Uint32]) -> tuple[Uint32, ...]:

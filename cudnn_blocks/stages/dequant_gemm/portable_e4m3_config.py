@@ -5,26 +5,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cudnn_blocks.stages.dequant_gemm.portable_layout import (
+    ACTIVATION_BYTES,
+    BLOB_TILE,
+    FLOAT_BYTES,
+    PREFETCH_BYTES,
+    STEP,
+    VECTOR_BYTES,
+    WARP_THREADS,
+    ceil_div,
+)
+
 if TYPE_CHECKING:
     from cudnn_blocks.target import Target
 
-BLOB_TILE = 128
-"""Weight rows of a tile of the scale blob."""
 GROUP_ROWS = 32
 """Weight rows of a group, which a warp multiplies at a time: 8 neighbours, 4 times 32 apart."""
-STEP = 128
-"""Elements of K that a warp takes at a time: whole columns of blob tiles."""
 SLOTS = 4
 """Weight rows of a thread, 32 apart, whose scales lie together in the blob."""
-WARP_THREADS = 32
-VECTOR_BYTES = 16
 LOADS = STEP // VECTOR_BYTES // 4
 """16-byte loads of a row and step by one of the 4 threads that share the row."""
 VECTORS = LOADS * SLOTS + 1
 """16-byte vectors of a thread and step: codes, then one of scales."""
 
-ACTIVATION_BYTES = 2
-FLOAT_BYTES = 4
 MMA_N = 8
 TOKENS = (8, 16, 32, 64)
 WARPS = {8: (12, 8, 4), 16: (12, 8, 4), 32: (12, 8, 4), 64: (8, 4)}
@@ -36,8 +39,6 @@ SUBPARTITIONS = 4
 """Of an SM; units are rounded up to them."""
 TURN_UNITS, CLUSTER_UNITS = 12, 6
 """What filling x and what a cluster costs an SM, in units."""
-PREFETCH_BYTES = 96 << 10
-"""Codes of a CTA up to which they are all asked into L2 ahead; more were slower."""
 PART_PAD = 4  # floats between tokens: fragments are stored without bank conflicts
 
 
@@ -67,17 +68,17 @@ class E4m3DecodeConfig:
     def from_geometry(cls, m: int, n: int, k: int, target: "Target") -> "E4m3DecodeConfig":
         """Chooses for the largest ``M``; N and K are dynamic, but decide how work is shared."""
         tokens = next((size for size in TOKENS if m <= size), TOKENS[-1])
-        token_tiles = _ceil_div(max(m, 1), tokens)
-        all_groups = _ceil_div(n, BLOB_TILE) * (BLOB_TILE // GROUP_ROWS)
-        steps = _ceil_div(k, STEP)
+        token_tiles = ceil_div(max(m, 1), tokens)
+        all_groups = ceil_div(n, BLOB_TILE) * (BLOB_TILE // GROUP_ROWS)
+        steps = ceil_div(k, STEP)
 
         def choices() -> Iterator[tuple[float, E4m3DecodeConfig]]:
             for splits in SPLITS if target.sm >= 90 else SPLITS[:1]:
-                share = _ceil_div(steps, splits)
-                most = _ceil_div(all_groups, max(target.num_sms // splits // token_tiles, 1))
+                share = ceil_div(steps, splits)
+                most = ceil_div(all_groups, max(target.num_sms // splits // token_tiles, 1))
                 once = CLUSTER_UNITS if splits > 1 else 0
                 for waves in range(1, most + 1):
-                    groups = _ceil_div(most, waves)
+                    groups = ceil_div(most, waves)
                     shapes = [(tokens, warps, splits, groups) for warps in WARPS[tokens]]
                     tried = [cls.of_shape(shape, share, target) for shape in shapes]
                     found = [config for config in tried if config is not None]
@@ -99,8 +100,8 @@ class E4m3DecodeConfig:
         *_, warps, _, groups = shape
         least = target.smem_per_cta_bytes // 2 + 1
         for turns in range(1, share + 1):
-            turn_steps = _ceil_div(share, turns)
-            wanted = min(_ceil_div(groups * turn_steps, warps), MAX_DEPTH)
+            turn_steps = ceil_div(share, turns)
+            wanted = min(ceil_div(groups * turn_steps, warps), MAX_DEPTH)
             for depth in range(wanted, min(wanted, 2) - 1, -1):
                 config = cls(*shape, turns, turn_steps, depth, least, target.sm >= 90)
                 if smem_bytes(config) <= target.smem_per_cta_bytes:
@@ -110,7 +111,7 @@ class E4m3DecodeConfig:
     @property
     def cost(self) -> float:
         """Of a CTA, in units: those of the busiest part of an SM, and of filling x."""
-        units = _ceil_div(self.units, SUBPARTITIONS) * SUBPARTITIONS
+        units = ceil_div(self.units, SUBPARTITIONS) * SUBPARTITIONS
         stalls = 1 + SUBPARTITIONS / self.warps  # the fewer warps, the less they hide
         return self.turns * (units * stalls + TURN_UNITS)
 
@@ -133,7 +134,7 @@ class E4m3DecodeConfig:
     @property
     def refetches(self) -> bool:
         """A warp has more steps than places in its ring."""
-        return self.turns > 1 or _ceil_div(self.units, self.busy_warps) > self.depth
+        return self.turns > 1 or ceil_div(self.units, self.busy_warps) > self.depth
 
     def clusters(self, n: Any) -> Any:
         """Clusters that share ``n`` weight rows, which fill tiles of the blob."""
@@ -191,7 +192,3 @@ def smem_bytes(config: E4m3DecodeConfig) -> int:
     """Shared memory of one CTA: sums, x, and the ring of codes and scales."""
     ring = config.depth * VECTORS * config.threads * VECTOR_BYTES
     return max(sums_bytes(config) + x_bytes(config) + ring, config.least_smem_bytes)
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)

@@ -4,27 +4,27 @@
 A BF16 pattern with a code's bits at the right places is the code's value times a power of two,
 subnormal codes and zeros included; one multiplication by the opposite power makes it the value.
 Two codes that a shift and a mask bring into the halves of a register lie 16 bits apart, so the
-order of the results is that of ``E2M1_ORDER`` or ``E4M3_ORDER``.
+order of the results of a word is that of ``E4M3_ORDER``.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-E2M1_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which of a word's 8 codes the halves of the 4 results hold, the low half first."""
 E4M3_ORDER = (0, 2, 1, 3)
-"""The same of a word's 4 codes and 2 results."""
+"""Which of a word's 4 codes the halves of the 2 results hold, the low half first."""
 
 MINUS_ZERO = -0x7FFF8000  # 0x80008000: a product plus this is the product, its zeros included
 SIGNS = 0x80008000
-E2M1_EXPONENT, E4M3_EXPONENT = 126, 120
-"""Patterns are values times two to the minus these."""
+E4M3_EXPONENT = 120
+"""Patterns of e4m3 codes are values times two to the minus this."""
 TWO_TO_120 = 0x7B807B80
 """Makes e4m3 patterns values."""
 NAN = 0x7FC0
 ONES = 0x00010001
 """A bit in both halves."""
+EVERY_SIGN = 0x80808080
+"""The highest bit of every byte."""
 
 
 @cute.jit
@@ -45,15 +45,10 @@ def saturate_bf16x2(x: Uint32) -> Uint32:
 
 
 @cute.jit
-def e2m1_patterns(word: Uint32) -> tuple[Uint32, Uint32, Uint32, Uint32]:
-    """The 8 codes of a word times 2**-126, in ``E2M1_ORDER``."""
-    magnitude, sign = Uint32(0x01C001C0), Uint32(SIGNS)
-    return (
-        word << 12 & sign | word << 6 & magnitude,
-        word << 8 & sign | word << 2 & magnitude,
-        word << 4 & sign | word >> 2 & magnitude,
-        word & sign | word >> 6 & magnitude,
-    )
+def e2m1_pattern(byte: Uint32) -> Uint32:
+    """The two codes of a byte times 2**-126, the lower one in the low half."""
+    codes = byte & Uint32(0xF) | (byte & Uint32(0xF0)) << 12
+    return codes << 12 & Uint32(SIGNS) | codes << 6 & Uint32(0x01C001C0)
 
 
 @cute.jit
@@ -89,7 +84,7 @@ def e4m3_to_bf16(rCodes: cute.Tensor, rValues: cute.Tensor) -> None:
         nans |= e4m3_nan_bits(rCodes[i])
         for j in cutlass.range_constexpr(2):
             rValues[2 * i + j] = multiply_bf16x2(patterns[j], Uint32(TWO_TO_120))
-    if (nans & Uint32(0x80808080)) != 0:
+    if (nans & Uint32(EVERY_SIGN)) != 0:
         for i in cutlass.range_constexpr(cute.size(rCodes)):
             first, second = with_e4m3_nans(rCodes[i], rValues[2 * i], rValues[2 * i + 1])
             rValues[2 * i] = first
