@@ -89,6 +89,16 @@ def test_encodes_as_the_eager_model_does(vae, batch, frames, height, width):
     check_against(vae, encode(accelerated, x), encode, x, **TOLERANCE)
 
 
+def test_a_part_of_a_single_site_has_strides_in_order(vae):
+    # Of sizes 1 is_contiguous() says nothing, but cat goes by their strides.
+    accelerate_vae_encoder(vae)
+    strides = []
+    vae.quant_conv.register_forward_pre_hook(lambda _, args: strides.append(args[0].stride()))
+    encode(vae, clip(4, 1, 16, 16))
+    channels = 2 * SMALL["z_dim"]
+    assert strides == [(channels, 1, 1, 1, 1)]
+
+
 @pytest.mark.parametrize(
     ("batch", "frames", "height", "width"), [(1, 1, 2, 3), (1, 4, 3, 1), (2, 2, 1, 2)]
 )
